@@ -38,7 +38,7 @@ class Taker:
     """Takes messages in as the poll loop does, where back-pressure lets it."""
 
     def __init__(self, back_pressure: BackPressure, partitions: int = 1) -> None:
-        route = Route(handler(nothing), Ordering(Order.KEY, Keyless.PARTITION, 1), nothing)
+        route = Route(handler(nothing), Ordering(Order.KEY, Keyless.PARTITION, 1), nothing, make_results=nothing)
         self.back_pressure = back_pressure
         self.client = PausingClient()
         self.assignments = [Assignment("t", number, route, start=0) for number in range(partitions)]

@@ -15,9 +15,9 @@ from penstock.consumer.retry_topics import (
     ORIGIN,
     ROUND,
     TRIES,
+    first_place,
     former_retry_topics,
     headers,
-    origin_of,
     retry_topic,
     retry_topics,
     tries_before,
@@ -140,10 +140,10 @@ def test_forged_headers_cost_their_message_a_bounded_wait_and_no_more_rounds() -
 def test_an_origin_is_believed_only_in_the_retry_topic_and_only_of_its_own_topic() -> None:
     origin: tuple[str, bytes | None] = (ORIGIN, b"t/3/99")
 
-    assert origin_of(record(origin), "t") == ("t", 3, 99)
-    assert origin_of(record(origin), "other") == ("retry.g.t.1s", 1, 7)
-    assert origin_of(record(origin, topic="t"), "t") == ("t", 1, 7)
-    assert origin_of(record((ORIGIN, b"t/3/" + b"9" * 40)), "t") == ("retry.g.t.1s", 1, 7)
+    assert first_place(record(origin), "t")[:3] == ("t", 3, 99)
+    assert first_place(record(origin), "other")[:3] == ("retry.g.t.1s", 1, 7)
+    assert first_place(record(origin, topic="t"), "t")[:3] == ("t", 1, 7)
+    assert first_place(record((ORIGIN, b"t/3/" + b"9" * 40)), "t")[:3] == ("retry.g.t.1s", 1, 7)
 
 
 def test_the_origin_outlives_every_round_and_headers_do_not_pile_up() -> None:

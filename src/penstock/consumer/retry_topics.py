@@ -82,11 +82,6 @@ def first_place(record: Record, source: str) -> tuple[str, int, int, int | None]
     return source, int(found[2]), int(found[3]), timestamp
 
 
-def origin_of(record: Record, source: str) -> tuple[str, int, int]:
-    """Return the first three of `first_place`."""
-    return first_place(record, source)[:3]
-
-
 @dataclass(frozen=True, slots=True)
 class RetriedRecord(FixedRecord):
     """A record of a retry topic as its handler sees it: from where it first came.

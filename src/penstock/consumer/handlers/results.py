@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 from penstock.consumer.handlers.serialization import RecordEncoder, describe
+from penstock.dead_letters.headers import HeaderList
 from penstock.errors import ConfigurationError, MessageFormatError, PenstockError, RegistryConnectionError, raised
 from penstock.options import positive
 from penstock.outgoing import Outgoing, as_headers, encoded, require_place
@@ -99,9 +100,6 @@ class DeferredCompletion:
             on_decided(outcome[0])
 
 
-Headers = list[tuple[str, str | bytes | None]]
-
-
 class ResultError(MessageFormatError):
     """What a handler returned cannot be published, now or at another try."""
 
@@ -113,7 +111,7 @@ class Result:
     topic: str
     value: bytes | None = field(repr=False)
     key: bytes | None = field(repr=False)
-    headers: Headers = field(repr=False)
+    headers: HeaderList = field(repr=False)
     partition: int
 
 
@@ -134,7 +132,7 @@ class Results:
 _PLAIN = (bytes, str, dict)
 
 #: Adds a trace to the headers of a message for a topic.
-Trace = Callable[[str, Headers], Headers]
+Trace = Callable[[str, HeaderList], HeaderList]
 
 
 class ResultMaker:
@@ -159,7 +157,7 @@ class ResultMaker:
         """
         # First, for speed: what most handlers return. The topic was checked when the handler was made.
         if isinstance(returned, _PLAIN) and self._to is not None and not isinstance(work, list):
-            headers: Headers = [] if self.trace is None else self.trace(self._to, [])
+            headers: HeaderList = [] if self.trace is None else self.trace(self._to, [])
             value = returned if isinstance(returned, bytes) else self._encoded(self._to, returned, headers)
             return Results((Result(self._to, value, work.key, headers, -1),))
         if isinstance(returned, Results):
@@ -229,7 +227,7 @@ class ResultMaker:
             require_place(topic, partition)
             if key is not None and not isinstance(key, bytes):
                 key = encoded("key", key)
-            written: Headers = [*as_headers(outgoing.headers)] if outgoing.headers else []
+            written: HeaderList = [*as_headers(outgoing.headers)] if outgoing.headers else []
         except ConfigurationError as error:
             raise ResultError(f"handler {self._name} returned a message that cannot be sent: {error}") from error
         if self.trace is not None:
@@ -242,7 +240,7 @@ class ResultMaker:
             -1 if partition is None else partition,
         )
 
-    def _encoded(self, topic: str, value: object, headers: Headers) -> bytes | None:
+    def _encoded(self, topic: str, value: object, headers: HeaderList) -> bytes | None:
         if value is None or isinstance(value, bytes):
             return value
         encoder = self._encoder

@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import KW_ONLY, InitVar, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from penstock.clients.cluster import Clock
 from penstock.consumer.handlers.call_guard import AbandonedCall
-from penstock.consumer.handlers.environment import MiddlewareSpec, cancelled_after, wrap
+from penstock.consumer.handlers.environment import Invoke, MiddlewareSpec, cancelled_after, wrap
 from penstock.consumer.handlers.functions import Context
 from penstock.consumer.handlers.handler import Handler, Kind, SpaceNumbers, ordering_of
 from penstock.consumer.handlers.options import Filter, RetryPolicy
@@ -30,7 +30,6 @@ from penstock.routing import Lane
 if TYPE_CHECKING:
     from penstock.telemetry.consumer import ConsumerTelemetry
 
-Invoke = Callable[..., object]
 #: Makes what is published of what a handler returned for what it was given.
 MakeResults = Callable[[object, Any], Results | None]
 #: Makes what is handed over of a record that nothing holds back, or None where the filter refuses it. It raises what
@@ -84,16 +83,12 @@ class Route:
     lanes: Sequence[Lane[Any, Record]] = ()
     #: Seconds that a call may take, or None.
     time_limit: float | None = None
-    #: Makes what is published of what `invoke` returns; by default as the handler says.
-    results_by: InitVar[ResultMaker | None] = None
-    make_results: MakeResults = field(init=False)
+    #: Makes what is published of what `invoke` returns.
+    make_results: MakeResults
     #: For a retry topic, the topic whose messages wait there.
     source: str | None = field(default=None, init=False)
-    #: When a record may be handled, on the engine's clock; for retry topics only, and asked once for each message: from
-    #: then on that time counts, whatever its header claims.
-    not_before: Callable[[Record], float] | None = field(default=None, init=False)
-    #: How often a record has been through the retry topic; for retry topics only.
-    retried: Callable[[Record], int] | None = field(default=None, init=False)
+    #: Reads the headers of a retry topic. The time of a message is read once: later its header may claim what it likes.
+    retry_headers: RetryHeaders | None = field(default=None, init=False)
     batch: int = field(init=False)
     linger: float = field(init=False)
     retry: RetryPolicy = field(init=False)
@@ -106,9 +101,8 @@ class Route:
     prepare: Prepare = field(init=False)
     _decoded: Callable[..., DecodedMessage] | None = field(init=False)
 
-    def __post_init__(self, results_by: ResultMaker | None) -> None:
+    def __post_init__(self) -> None:
         handler = self.handler
-        self.make_results = (results_by or ResultMaker(handler)).make
         self.batch, self.linger, self.retry = handler.batch, handler.linger, handler.retry
         self.token_bucket, self.key_rate_limiter = TokenBucket(handler.rate), KeyRateLimiter(handler.key_rate)
         self.gated = self._is_gated()
@@ -119,14 +113,12 @@ class Route:
     def for_retries(self, source: str, headers: RetryHeaders) -> Route:
         """Return the route of a retry topic whose messages come from the topic `source`; it has the same limits."""
         route = copy(self)
-        route.source, route.not_before, route.retried = source, headers.due_at, headers.rounds
-        route.gated = True
+        route.source, route.retry_headers, route.gated = source, headers, True
         return route
 
     def _is_gated(self) -> bool:
-        return (
-            self.token_bucket.rate is not None or self.key_rate_limiter.rate is not None or self.not_before is not None
-        )
+        limits = (self.token_bucket.rate, self.key_rate_limiter.rate, self.retry_headers)
+        return any(limit is not None for limit in limits)
 
     def change(self, *, retry: RetryPolicy | None, rate: float | None, key_rate: float | None) -> None:
         """Take new values for what may change while running."""
@@ -329,6 +321,6 @@ class Routes(Mapping[str, Route]):
             traced = self._telemetry.processing.around
             invoke = traced(invoke, within=within, batches=handler.batch > 1, is_async=is_async)
         ordering = ordering_of(handler, len(lanes), self._spaces, together=handler.batch)
-        route = Route(handler, ordering, invoke, lanes=lanes, time_limit=limit, results_by=maker)
+        route = Route(handler, ordering, invoke, make_results=maker.make, lanes=lanes, time_limit=limit)
         self.token_buckets.append(route.token_bucket)
         return route

@@ -143,7 +143,7 @@ class Batches:
         except PenstockError as error:
             key, answer = place_of(record), failure_of(error)
         else:
-            if route.not_before is not None and (due_at := route.not_before(record)) > now:
+            if route.retry_headers is not None and (due_at := route.retry_headers.due_at(record)) > now:
                 key, answer = NotDue(key, place_of(record)), due_at
             elif (parked := lane.parked.get(key)) is not None:
                 self._parking.append(parked, item)

@@ -302,7 +302,7 @@ class Parking:
         fetch, _, record = parked.waiting[0]
         error, route, place = failure.error, fetch.assignment.route, position_of(record)
         handler = route.handler
-        retried = 0 if route.retried is None else route.retried(record)
+        retried = 0 if route.retry_headers is None else route.retry_headers.rounds(record)
         if retried < len(handler.retry_delays) and not failure.permanent:
             self._send(parked, error, retry=retried)
             return

@@ -30,10 +30,10 @@ from penstock.clients.kafka_errors import is_missing_right, reason
 from penstock.clients.ration import once_in, rationed
 from penstock.consumer.assignments import Assignment, Item, size_in_bytes
 from penstock.consumer.failure_text import short_text
-from penstock.consumer.handlers.results import Result
-from penstock.consumer.outbox.outbox import Submission, Submits, why_refused
+from penstock.consumer.handlers.results import Result, Trace
+from penstock.consumer.outbox.outbox import LOG_AGAIN_S, Submission, Submits, why_refused
+from penstock.consumer.retry_topics import first_place, retry_topic, tries_before
 from penstock.consumer.retry_topics import headers as retry_headers
-from penstock.consumer.retry_topics import origin_of, retry_topic, tries_before
 from penstock.consumer.timers import Timers
 from penstock.dead_letters.headers import DeadLetterOrigin, HeaderList, write
 from penstock.errors import ConfigurationError, PenstockError, class_name
@@ -41,9 +41,6 @@ from penstock.message import Record, position_of
 from penstock.routing import KeyState
 
 _log = rationed(__name__)
-
-#: What comes of a message that stops a consumer, in words.
-ENDS = "its offset stays"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +76,11 @@ class DeadLetterLimit:
 class DeadLetterLimits:
     """Counts what is given up against a limit. Thread-safe: the poll thread counts dead letters, lane holders drops."""
 
-    def __init__(self, limit: DeadLetterLimit | None, handled: Callable[[], int], ends: str = ENDS) -> None:
+    def __init__(self, limit: DeadLetterLimit | None, handled: Callable[[], int]) -> None:
         self._limit = limit
         self._handled = handled
-        #: What comes of a failure that is one too many, in words.
-        self.ends = ends
+        #: What happens to the message that stops the consumer, in words. A task of Spark writes its own.
+        self.ends = "its offset stays"
         # Guards the fields below.
         self._lock = threading.Lock()
         self._count = 0
@@ -142,15 +139,10 @@ class DeadLetterReason:
 #: Seconds before a message that was refused is sent again.
 RESEND_AFTER_S = 5.0
 
-#: Seconds between two log lines about a missing right: all messages for a topic lack the same.
-_LOG_AGAIN_S = 60.0
-
 #: Characters that are left of a text in a dead letter that must be small.
 _SHORT_CHARS = 64
 #: What a broker answers about a message that its topic will never take.
 NEVER_TAKEN = frozenset({KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE, KafkaError.INVALID_RECORD})
-
-Trace = Callable[[str, HeaderList], HeaderList]
 
 
 class NoRetryError(Exception):
@@ -267,7 +259,7 @@ class DeadLetterPublisher:
         if message.retry is None:
             self.dead_letters += 1
             source = message.assignment.route.source or message.assignment.topic
-            origin, partition, offset = origin_of(message.record, source)
+            origin, partition, offset, _ = first_place(message.record, source)
             why = (origin, topic, class_name(message.error))
             if why not in self.reasons and len(self.reasons) >= _MOST_REASONS:
                 why = ("", "", _OTHERS)
@@ -328,7 +320,7 @@ class DeadLetterPublisher:
             why,
             RESEND_AFTER_S,
             # That nothing gets into the topic is logged once in a while, not for each message.
-            extra=once_in(_LOG_AGAIN_S, (self.group, topic), now) if is_missing_right(error) else None,
+            extra=once_in(LOG_AGAIN_S, (self.group, topic), now) if is_missing_right(error) else None,
         )
         self._hold(message, f"it cannot be written to {topic}: {why}")
         self.timers.add(now + RESEND_AFTER_S, partial(self.publish, message))
@@ -353,7 +345,7 @@ class DeadLetterPublisher:
                 exception=(origin.exception or "")[-_SHORT_CHARS:],
             )
         # Not the retry topic's: whoever searches for the message needs its first place.
-        topic, partition, offset = origin_of(message.record, source)
+        topic, partition, offset, _ = first_place(message.record, source)
         origin = replace(origin, topic=topic, partition=partition, offset=offset)
         return handler.dead_letter_topic.replace("{topic}", source), write(
             handler.dead_letter_format, message.record, origin

@@ -41,8 +41,8 @@ from penstock.errors import PenstockError
 
 _log = rationed(__name__)
 
-#: Seconds between two log lines that say that one topic may not be written.
-_LOG_AGAIN_S = 60.0
+#: Seconds between two log lines that say that one topic may not be written: all its messages lack the same right.
+LOG_AGAIN_S = 60.0
 
 #: Bytes of a submission from which on they count for back-pressure. Fewer are nothing compared with its message.
 _COUNTED_BYTES = 1024
@@ -266,6 +266,6 @@ class HandlerResults:
             )
             if is_missing_right(error):
                 # Its messages fail, by the retry policies of their handlers: a policy does not say what is missing.
-                _log.error("%s", refusal, extra=once_in(_LOG_AGAIN_S, (self._principal, topic)))
+                _log.error("%s", refusal, extra=once_in(LOG_AGAIN_S, (self._principal, topic)))
             for place, item in enumerate(submission.items):
                 self.wake(submission.lane, RefusedResults(item, None if tries is None else tries[place], refusal))
