@@ -21,10 +21,6 @@ class Timers:
         self._numbers = count()
         self._waiting: SortedDict[Timer, Callable[[], object]] = SortedDict()
 
-    def __len__(self) -> int:
-        """How many wait."""
-        return len(self._waiting)
-
     def add(self, due: float, call: Callable[[], object]) -> Timer:
         """Have something called at `due`, on the engine's clock, or soon after it."""
         timer = (due, next(self._numbers))

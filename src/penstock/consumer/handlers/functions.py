@@ -15,8 +15,6 @@ from typing import Any, get_args
 
 from penstock.errors import ConfigurationError
 
-_PARAMETERS = {1: "one parameter", 2: "two parameters"}
-
 
 def called_by(function: Callable[..., object]) -> Callable[..., object]:
     """Return the function or method that runs when this is called."""
@@ -79,8 +77,8 @@ def require_parameters(
         signature.bind(*[None] * count)
     except TypeError:
         raise ConfigurationError(
-            f"{kind} {name_of(function)}{signature} cannot be called with {what}; give it {_PARAMETERS[count]}"
-            f"{more}, and further ones with defaults"
+            f"{kind} {name_of(function)}{signature} cannot be called with {what}; give it "
+            f"{'one parameter' if count == 1 else 'two parameters'}{more}, and further ones with defaults"
         ) from None
 
 

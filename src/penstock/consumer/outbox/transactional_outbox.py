@@ -46,7 +46,6 @@ from penstock.offsets import MAX_METADATA_CHARS, CommitPoint
 
 _log = rationed(__name__)
 
-_NOTHING: Mapping[Assignment, Places] = MappingProxyType({})
 #: What a transaction fails with, besides what the client library raises.
 _FAILURES = (TooSlowError, GivenUpError, NotAnsweredError, UnknownEndError, NotOpenedError, IdLostError)
 #: Seconds between two tries of what failed for no message's fault.
@@ -152,7 +151,7 @@ class TransactionalOutbox(Outbox):
         """As `Outbox` says."""
         self._runner.close()
 
-    def changed(self, done: Mapping[Assignment, Places] = _NOTHING) -> dict[Assignment, CommitPoint]:
+    def changed(self, done: Mapping[Assignment, Places] = MappingProxyType({})) -> dict[Assignment, CommitPoint]:
         """Return what is to be committed once these places are done; only what the group does not have."""
         self._complete_finished()
         found = {}
