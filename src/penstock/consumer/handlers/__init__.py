@@ -1,1 +1,1 @@
-"""What a user registers: functions, how messages are given to them, and what is put around them."""
+"""Handlers: registration, options, ordering, serialization, and the routes that carry them at run time."""

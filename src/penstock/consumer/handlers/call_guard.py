@@ -1,25 +1,26 @@
-"""The guard of calls in a thread: another thread may interrupt the call under way, or abandon it with its thread.
+"""The call guard: another thread may interrupt a handler call, or abandon the call with its thread.
 
-CPython can raise an exception in another thread (`PyThreadState_SetAsyncExc`), but not say at what. It arrives wherever
-that thread is by then, and not at all while the thread waits within C. So it must be certain that it arrives within the
-call that it was meant for. The argument, for one guard:
+CPython can raise an exception in another thread (`PyThreadState_SetAsyncExc`), but cannot choose the place. The
+exception arrives wherever that thread is by then, and not at all while the thread waits in C. It must arrive within
+the call it was meant for. The proof, for one guard; "caller" is the guarded thread, "interrupter" the other one:
 
-- All fields but `is_calling` are written under the guard's lock. `is_calling` and `is_interrupted` are read without it;
-  Python runs one thread at a time, so all see writes in one order. The thread writes `is_calling`, True before its call
-  and False after it, and then reads `is_interrupted`. Who interrupts writes `is_interrupted`, and then reads
-  `is_calling`. Whichever is later sees the other's write. Where the second reads True, the first has still to look,
-  finds itself interrupted, and waits in `settle` until that is decided. Where the second reads False, it does nothing.
-- The lock is held for a few steps or the start of a thread. So the thread waits for whoever interrupts it, and nobody
-  waits for the thread. Who dies while deciding releases the lock, and nothing is abandoned then.
-- What is raised may not have arrived when the call ends; nobody can tell. So `settle` raises it once more, which
-  replaces one that is still to come, and waits until it arrives. (To take it back, by raising NULL, leaves the
-  interpreter looking for it at every step: CPython 3.11 then never ends a function under a debugger.) One may arrive on
-  the way there, once, and only within the `try` of `run.handler_calls.call`: between the call's first step and
-  the end of `settle` is nothing but local variables of that thread. It then counts as this call's outcome.
-- A thread that finds its call abandoned touches nothing any more: its slot, its lane and the generator that processes
-  it belong to its successor, who has them since the decision.
+- All fields except `is_calling` are written under the guard's lock. `is_calling` and `is_interrupted` are read without
+  it. Python runs one thread at a time, so all threads see the writes in one order. The caller writes `is_calling`, True
+  before its call and False after it, and then reads `is_interrupted`. The interrupter writes `is_interrupted`, and then
+  reads `is_calling`. The later of the two sees the other's write. If the interrupter reads True, the caller has not
+  read yet: it finds itself interrupted and waits in `settle` for the decision. If the interrupter reads False, it does
+  nothing.
+- The lock is held for a few steps or the start of a thread. So the caller waits for the interrupter, and no thread
+  waits for the caller. If the interrupter dies while deciding, it releases the lock, and nothing is abandoned.
+- When the call ends, the exception may not have arrived, and no API tells. So `settle` raises it again, which replaces
+  a pending one, and waits until it arrives. (Raising NULL would take it back. But then the interpreter looks for it at
+  every step, and CPython 3.11 never ends a function under a debugger.) One exception may arrive on the way there, once,
+  and only within the `try` of `run.handler_calls.call`: between the call's first step and the end of `settle` there are
+  only local variables of the caller. It then counts as the outcome of this call.
+- A caller that finds its call abandoned touches nothing any more. Its slot, its lane and the generator that processes
+  the lane belong to its successor since the decision.
 
-An interrupted call is one message's, for its slice was cut before: see `Slice.cut`.
+An interrupted call is always a call for one message, because its slice was cut before: see `Slice.cut`.
 """
 
 from __future__ import annotations
@@ -38,19 +39,19 @@ from penstock.errors import HandlerTimeLimitError
 
 @dataclass(slots=True, eq=False)
 class AbandonedCall:
-    """A call of a handler that was given up though it has not returned. Immutable, save for `ended`."""
+    """A handler call that was given up before it returned. Immutable, except for `ended`."""
 
-    #: Topic, partition and offset of its message, of a batch of the first.
+    #: Topic, partition and offset of its message; for a batch, of the first message.
     place: tuple[str, int, int]
-    #: The handler's name, and whether it is in a thread or in a task.
+    #: The handler's name, and whether the call is in a thread or in a task.
     handler: str
     kind: Kind
-    #: The name of the thread or task, as it is from then on, and what returns its stack.
+    #: The new name of the thread or task, and a function that returns its stack.
     worker: str
     stack: Callable[[], Sequence[str]] = field(repr=False)
-    #: When it began, on the engine's clock.
+    #: The start time, on the engine's clock.
     since: float
-    #: Done when it has returned. Set by its thread, or by the event loop's.
+    #: Done when the call has returned. Its thread or the event loop sets it.
     ended: Future[None] = field(default_factory=Future, init=False)
 
     @property
@@ -60,7 +61,7 @@ class AbandonedCall:
 
 
 class CallAbandonedError(BaseException):
-    """The call that ended was abandoned: another thread has what this one was at. For that thread alone."""
+    """The call that ended was abandoned, and another thread has taken over its work. Raised in the old thread only."""
 
     def __init__(self, call: AbandonedCall) -> None:
         super().__init__(call)
@@ -68,7 +69,7 @@ class CallAbandonedError(BaseException):
 
 
 class CallGuard:
-    """Guards the calls of one thread: see the argument above. One other thread at a time interrupts."""
+    """Guards the calls of one thread: see the proof above. Only one other thread at a time interrupts."""
 
     __slots__ = ("_abandoned", "_deciding", "_is_raised", "is_calling", "is_interrupted")
 
@@ -76,13 +77,13 @@ class CallGuard:
         self._deciding = threading.Lock()
         self._is_raised = False
         self._abandoned: AbandonedCall | None = None
-        #: Whether a call is under way. Written by the thread.
+        #: Whether a call is under way. The guarded thread writes it.
         self.is_calling = False
-        #: Whether `settle` has something to do when the call has ended.
+        #: Whether the guarded thread must call `settle` after its call.
         self.is_interrupted = False
 
     def interrupt(self, is_under_way: Callable[[], bool], thread_id: int) -> bool:
-        """Raise `HandlerTimeLimitError` in the thread, where the call that is meant is under way; return whether."""
+        """Raise `HandlerTimeLimitError` in the thread if the intended call is under way; return whether it was."""
         with self._deciding:
             self.is_interrupted = True
             if not (self.is_calling and is_under_way()):
@@ -92,9 +93,9 @@ class CallGuard:
         return True
 
     def abandon(self, is_under_way: Callable[[], bool], call: AbandonedCall, hand_over: Callable[[], object]) -> bool:
-        """Give the call up with its thread, where it is under way; return whether.
+        """Give up the call with its thread if the call is under way; return whether it was.
 
-        `hand_over` gives all that the thread has to another.
+        `hand_over` transfers the thread's slot and lane to another thread.
         """
         with self._deciding:
             self.is_interrupted = True
@@ -105,9 +106,9 @@ class CallGuard:
         return True
 
     def settle(self) -> None:
-        """Let what was raised in the call that has ended arrive, so that nothing of it comes later. By the thread.
+        """Wait until an exception raised in the ended call has arrived, so that none comes later. The thread calls it.
 
-        Raises `CallAbandonedError`, and `HandlerTimeLimitError` where that was on its way: then it is called again.
+        Raises `CallAbandonedError`. Raises `HandlerTimeLimitError` if that was pending: then the thread calls it again.
         """
         with self._deciding:
             is_raised = self._is_raised
@@ -119,7 +120,7 @@ class CallGuard:
 
 
 def _raise_in(thread_id: int) -> None:
-    """Raise `HandlerTimeLimitError` in a thread, at its next step in Python."""
+    """Raise `HandlerTimeLimitError` in a thread at its next Python step."""
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread_id), ctypes.py_object(HandlerTimeLimitError))
 
 

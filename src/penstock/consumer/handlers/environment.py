@@ -1,10 +1,10 @@
-"""What runs around handlers: lifespans, middlewares and worker resources.
+"""The environment of handlers: lifespans, middlewares and worker resources.
 
-Lifespans are generator functions around an app or a task. They run to their `yield` first, and from there on last. What
-one of them yields is the state that handlers find in their `Context`.
+Lifespans are generator functions around an app or a task. The part before `yield` runs at the start, the rest at the
+end. The yielded value of one lifespan is the state in the handlers' `Context`.
 
-Middlewares are functions around every call of a handler, which may wrap it, await it, or leave it out. The chain is
-built once, when a route is made. A handler without middlewares is called as it is.
+Middlewares are functions around every call of a handler. They may wrap it, await it, or leave it out. The chain is
+built once, when a route is made. A handler without middlewares is called directly.
 """
 
 from __future__ import annotations
@@ -27,45 +27,45 @@ from penstock.errors import BatchError, ConfigurationError, HandlerTimeLimitErro
 _log = logging.getLogger(__name__)
 
 Lifespan = Callable[[], Generator[Any, Any, Any]] | Callable[[], AsyncGenerator[Any, Any]]
-#: Runs something on the event loop of the `async def` handlers, and returns its result when it has ended.
+#: Runs an awaitable on the event loop of the `async def` handlers and returns its result.
 RunAsync = Callable[[Awaitable[Any]], object]
 
 
-def enter_all(lifespans: Iterable[Lifespan], around: ExitStack, run_async: RunAsync | None) -> object:
-    """Run lifespans up to their `yield`, and have `around`, which ends with the app or the task, run the rest.
+def enter_all(lifespans: Iterable[Lifespan], exit_stack: ExitStack, run_async: RunAsync | None) -> object:
+    """Run lifespans up to their `yield`; `exit_stack`, which ends with the app or the task, runs the rest.
 
-    Returns what one of them has yielded; None without. Raises `ConfigurationError` where two have, and for an async one
-    where `run_async` is None: there is no event loop.
+    Returns the value that one of them yielded, or None. Raises `ConfigurationError` if two yielded a value, or if one
+    is async and `run_async` is None, because there is no event loop.
     """
     state: object = None
-    giver = ""
+    owner = ""
     for lifespan in lifespans:
-        given = _enter(lifespan, around, run_async)
-        if given is None:
+        yielded = _enter(lifespan, exit_stack, run_async)
+        if yielded is None:
             continue
-        if giver:
+        if owner:
             raise ConfigurationError(
-                f"the lifespans {giver} and {name_of(lifespan)} both yield a state, and handlers have one; let one of "
+                f"the lifespans {owner} and {name_of(lifespan)} both yield a state, and handlers have one; let one of "
                 "them make all of it"
             )
-        state, giver = given, name_of(lifespan)
+        state, owner = yielded, name_of(lifespan)
     return state
 
 
-def _enter(lifespan: Lifespan, around: ExitStack, run_async: RunAsync | None) -> object:
-    # Its end is a callback, not a context: what one raises there is no reason for those before it not to come to
-    # theirs, and none of them hears of it.
+def _enter(lifespan: Lifespan, exit_stack: ExitStack, run_async: RunAsync | None) -> object:
+    # The end is a callback, not a context: an error at the end of one lifespan must neither skip the end of the
+    # others nor be raised in them.
     if inspect.isasyncgenfunction(lifespan):
         if run_async is None:
             raise ConfigurationError("an async lifespan needs an `async def` handler, whose event loop it runs on")
         run = run_async
         manager = asynccontextmanager(lifespan)()
         state = run(manager.__aenter__())
-        around.callback(lambda: run(manager.__aexit__(None, None, None)))
+        exit_stack.callback(lambda: run(manager.__aexit__(None, None, None)))
         return state
-    span: AbstractContextManager[object] = contextmanager(lifespan)()  # type: ignore[arg-type] # asked just above
+    span: AbstractContextManager[object] = contextmanager(lifespan)()  # type: ignore[arg-type] # checked above
     state = span.__enter__()
-    around.callback(span.__exit__, None, None, None)
+    exit_stack.callback(span.__exit__, None, None, None)
     return state
 
 
@@ -73,10 +73,10 @@ ResourceT = TypeVar("ResourceT")
 
 
 class WorkerResource(Generic[ResourceT]):
-    """Something each worker has one of: a database session, a client that is not thread-safe.
+    """A resource with one instance per worker: a database session, or a client that is not thread-safe.
 
-    Made by `App.worker_resource`. It is made on a worker at its first use there, and closed by the same worker when it
-    ends. Handlers on the event loop share one, made on the loop.
+    Made by `App.worker_resource`. A worker makes its instance at the first use, and closes it when the worker ends.
+    Handlers on the event loop share one instance, made on the loop.
     """
 
     def __init__(self, make: Callable[[], Generator[ResourceT, Any, Any]]) -> None:
@@ -84,10 +84,10 @@ class WorkerResource(Generic[ResourceT]):
         self._local = threading.local()
 
     def get(self) -> ResourceT:
-        """Return this worker's own.
+        """Return this worker's instance.
 
         Raises:
-            Exception: what making it raised; the message that needed it fails with it.
+            Exception: the error of making it, which is then the failure of the message.
         """
         if not hasattr(self._local, "manager"):
             manager: AbstractContextManager[ResourceT] = self._make()
@@ -96,18 +96,18 @@ class WorkerResource(Generic[ResourceT]):
         return cast("ResourceT", self._local.value)
 
     def close(self) -> None:
-        """Close this thread's own, if it has one. What that raises is logged."""
+        """Close this thread's instance, if it has one. An error is logged."""
         manager: AbstractContextManager[ResourceT] | None = getattr(self._local, "manager", None)
         if manager is None:
             return
         del self._local.manager, self._local.value
         try:
             manager.__exit__(None, None, None)
-        except Exception:  # noqa: BLE001 - the user's code; the worker ends all the same
+        except Exception:  # noqa: BLE001 - an error of the user's code; the worker ends nevertheless
             _log.exception("closing a resource of %s failed", threading.current_thread().name)
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[object]]:
-        """Be pickled for Spark's executors: by name where a module has it, which is the one that handlers use there."""
+        """Pickle it for Spark's executors: by name if a module holds it, because handlers there use that object."""
         make: Any = self._make.__wrapped__  # type: ignore[attr-defined] # `contextmanager` keeps it there
         module, name = make.__module__, make.__qualname__
         if module != "__main__" and getattr(sys.modules.get(module), name, None) is self:
@@ -118,11 +118,11 @@ class WorkerResource(Generic[ResourceT]):
         return f"<WorkerResource {getattr(self._make, '__qualname__', 'resource')}>"
 
 
-#: Hands a message, or a list of them, on to the next middleware and at last to the handler; awaited in an `async def`.
+#: Passes a message, or a list of them, to the next middleware or to the handler. An `async def` awaits it.
 CallNext = Callable[[Any], Any]
-#: A middleware of plain handlers: a function of a message, or a list, and what hands it on.
+#: A middleware of plain handlers: a function of a message or a list, and of `call_next`.
 PlainMiddleware = Callable[[Any, CallNext], object]
-#: One of `async def` handlers, which awaits `call_next`.
+#: A middleware of `async def` handlers, which awaits `call_next`.
 AsyncMiddleware = Callable[[Any, CallNext], Awaitable[object]]
 
 
@@ -139,14 +139,14 @@ class Middleware:
     async_: AsyncMiddleware
 
 
-#: What a user gives: a function of a message and `call_next`, plain or an `async def`, or both as a `Middleware`.
+#: A middleware as a user gives it: a plain function or an `async def`, or both forms as a `Middleware`.
 MiddlewareSpec = PlainMiddleware | AsyncMiddleware | Middleware
 
 Invoke = Callable[..., object]
 
 
 def middlewares_of(given: Iterable[MiddlewareSpec]) -> tuple[MiddlewareSpec, ...]:
-    """Return what a user gave as middlewares; `ConfigurationError` where they cannot be that."""
+    """Check a user's middlewares and return them; raise `ConfigurationError` if one cannot be a middleware."""
     if not isinstance(given, Iterable):
         raise ConfigurationError(
             f"middlewares must be a list of functions (message, call_next), but is a {type(given).__name__}"
@@ -163,15 +163,15 @@ def middlewares_of(given: Iterable[MiddlewareSpec]) -> tuple[MiddlewareSpec, ...
 
 
 def wrap(handler: Handler, middlewares: Sequence[MiddlewareSpec], context: Context | None = None) -> Invoke:
-    """Return the handler's function within the middlewares, the first outermost; the function itself without any.
+    """Return the handler's function within the middlewares, the first outermost; without any, the function itself.
 
-    One that asks for a context is called with `context`, which may be left out where nothing is called.
-    Raises `ConfigurationError` where a middleware is not of the handler's kind.
+    A handler with a `Context` parameter gets `context`. A caller that only checks the middlewares may leave it out.
+    Raises `ConfigurationError` if a middleware is not of the handler's kind.
     """
     function = invoke = handler.function
     if handler.takes_context:
-        # Of an `async def` too: it returns what is to be awaited.
-        invoke = lambda work: function(work, context)  # noqa: E731 - named by what it is put around
+        # For an `async def` too: the call returns its awaitable.
+        invoke = lambda work: function(work, context)  # noqa: E731 - needs no name
     link = _async_link if handler.kind is Kind.TASK else _plain_link
     for middleware in reversed(middlewares):
         invoke = link(_of_kind(middleware, handler), invoke)
@@ -184,7 +184,7 @@ def _of_kind(middleware: MiddlewareSpec, handler: Handler) -> Callable[..., Any]
         form = form.async_ if is_task else form.plain
     if is_async(form) is is_task:
         return form
-    # Not adapted: a plain one would be over before the handler has run, and a worker thread has no event loop.
+    # Not adapted: a plain middleware would end before an async handler runs, and a worker thread has no event loop.
     own, other = ("an `async def`", "a plain function") if is_task else ("a plain function", "an `async def`")
     raise ConfigurationError(
         f"handler {handler.name} is {own}, but middleware {name_of(form)} is {other}; make it {own} too, or give both "
@@ -200,12 +200,12 @@ def _plain_link(middleware: PlainMiddleware, inner: Invoke) -> Invoke:
             nonlocal result
             try:
                 result = inner(given)
-            except:  # noqa: E722 - see `raised`; the middleware gets what it can catch
-                raise _passed_on(raised(), given, work)  # noqa: B904 - it is what was caught, as a rule
+            except:  # noqa: E722 - see `raised`; the middleware gets an exception that it can catch
+                raise _passed_on(raised(), given, work)  # noqa: B904 - usually it is the caught error itself
             return result
 
         returned = middleware(work, call_next)
-        # Else a middleware that only looks on would lose the handler's `DeferredCompletion`.
+        # Otherwise a middleware without a `return` would lose the handler's `DeferredCompletion`.
         return result if returned is None else returned
 
     return call
@@ -242,14 +242,14 @@ def _async_link(middleware: AsyncMiddleware, inner: Invoke) -> Invoke:
 
 
 def cancelled_after(limit_s: float, handler: str, invoke: Invoke) -> Invoke:
-    """Return an `async def` that awaits another for so many seconds at most, and then fails the message."""
+    """Return an `async def` that awaits another for at most `limit_s` seconds, and then fails the message."""
 
     async def call(work: object) -> object:
         try:
             async with asyncio.timeout(limit_s) as timer:
                 return await invoke(work)  # type: ignore[misc] # an `async def`
         except TimeoutError as error:
-            if not timer.expired():  # the handler's own
+            if not timer.expired():  # a TimeoutError of the handler itself
                 raise
             raise HandlerTimeLimitError(f"{handler} was cancelled at its time_limit of {limit_s:g} s") from error
 
@@ -257,14 +257,14 @@ def cancelled_after(limit_s: float, handler: str, invoke: Invoke) -> Invoke:
 
 
 def _passed_on(error: BaseException, given: object, work: object) -> BaseException:
-    """Return what a middleware is to see of a failure further in: a `BatchError` by the places of its own list."""
+    """Return the error that a middleware sees of an inner failure: a `BatchError` gets the indexes of its own list."""
     if given is work or not isinstance(error, BatchError) or not isinstance(work, list):
         return error
     places = {id(message): place for place, message in enumerate(work)}
     try:
         return BatchError({places[id(given[place])]: why for place, why in error.failed.items()})  # type: ignore[index] # tried
     except (IndexError, KeyError, TypeError):
-        # Which of the batch's messages failed is not known, so none counts as done.
+        # It is not known which messages of the batch failed, so none counts as done.
         failed = PenstockError("a BatchError names messages that a middleware put into the batch; pass on those it got")
         failed.__cause__ = error
         return failed

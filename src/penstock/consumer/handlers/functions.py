@@ -1,7 +1,7 @@
-"""What a user's function is: its name, whether it is to be awaited, what it can be called with, and its `Context`.
+"""Inspection of users' functions: name, kind, parameters; and the `Context` that a handler may take.
 
-A handler may be given a `Context` with its message, asked for by the annotation of its second parameter. Which handlers
-take one is found out when they are registered. The others are called as if there were no such thing.
+A handler gets a `Context` if its second parameter is annotated so. This is found out at registration. Other handlers
+are called with the message alone, at no extra cost.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from penstock.errors import ConfigurationError
 
 
 def called_by(function: Callable[..., object]) -> Callable[..., object]:
-    """Return the function or method that runs when this is called."""
+    """Return the function or method that runs when a callable is called."""
     while isinstance(function, functools.partial):
         function = function.func
     plain = inspect.isroutine(function) or inspect.isclass(function)
-    return function if plain else getattr(function, "__call__", function)  # noqa: B004 - the bound method is what is inspected
+    return function if plain else getattr(function, "__call__", function)  # noqa: B004 - the bound method is inspected
 
 
 def is_async(function: Callable[..., object]) -> bool:
-    """Tell whether calling this gives something to await."""
-    # The first sees what was marked as one without being one.
+    """Return whether a call returns an awaitable."""
+    # The first check also finds functions marked by `inspect.markcoroutinefunction`.
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(called_by(function))
 
 
@@ -36,24 +36,24 @@ def name_of(function: object) -> str:
 
 
 def is_async_generator(function: Callable[..., object]) -> bool:
-    """Tell whether calling this gives an asynchronous generator."""
+    """Return whether a call returns an asynchronous generator."""
     return inspect.isasyncgenfunction(called_by(function))
 
 
 def collected(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that returns in a list what a generator function yields; another function as it is."""
+    """Return a function that collects a generator function's values in a list; another function unchanged."""
     if inspect.isgeneratorfunction(called_by(function)):
 
         @functools.wraps(function)
-        def call(*given: object) -> list[object]:
-            return list(function(*given))
+        def call(*arguments: object) -> list[object]:
+            return list(function(*arguments))
 
         return call
     if is_async_generator(function):
 
         @functools.wraps(function)
-        async def await_all(*given: object) -> list[object]:
-            return [value async for value in function(*given)]
+        async def await_all(*arguments: object) -> list[object]:
+            return [value async for value in function(*arguments)]
 
         return await_all
     return function
@@ -62,9 +62,10 @@ def collected(function: Callable[..., Any]) -> Callable[..., Any]:
 def require_parameters(
     kind: str, function: Callable[..., object], what: str, count: int, *, may_yield: bool = False, more: str = ""
 ) -> None:
-    """Raise `ConfigurationError` unless a function can be called with `count` arguments, and does its work when it is.
+    """Raise `ConfigurationError` unless a function takes `count` arguments, and is no generator function.
 
-    `kind` is what it is for, such as "handler", `what` the arguments, in words, and `more` what else it may have.
+    For the error text: `kind` is the use, such as "handler", `what` the arguments in words, `more` further options.
+    `may_yield` allows a generator function.
     """
     called = called_by(function)
     if not may_yield and (inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called)):
@@ -72,7 +73,7 @@ def require_parameters(
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
-        return  # of a callable written in C, say: what it takes is seen when it is called
+        return  # such as a callable written in C: its parameters show only at the call
     try:
         signature.bind(*[None] * count)
     except TypeError:
@@ -90,19 +91,19 @@ def require_yield(kind: str, function: Callable[..., object], *, may_be_async: b
         )
 
 
-#: What an annotation that is text has: as behind `from __future__ import annotations`.
+#: Finds `Context` in an annotation that is text, as after `from __future__ import annotations`.
 _BY_NAME = re.compile(r"(?<![\w.])(?:\w+\.)*Context\b")
 
 
 @dataclass(slots=True, kw_only=True)
 class Context:
-    """What surrounds the calls of handlers. Given to those whose second parameter is annotated `penstock.Context`.
+    """The app and its state, for handlers whose second parameter is annotated `penstock.Context`.
 
     A running app has one for all calls. Handlers read it. Make one by hand to call a handler in a test.
 
     Attributes:
-        app: the `penstock.App`; None where there is none: on a Spark executor, or in a consumer of its own.
-        state: what the app's lifespan gave by its `yield`; None without. Set before the first handler is called.
+        app: the `penstock.App`; None without an app: on a Spark executor, or in a consumer used alone.
+        state: the value that the app's lifespan yielded, or None. Set before the first call of a handler.
         group: the consumer group, which is the app's name.
     """
 
@@ -112,9 +113,9 @@ class Context:
 
 
 def takes_context(function: Callable[..., object]) -> bool:
-    """Tell whether the second parameter of a handler is annotated `Context`.
+    """Return whether the second parameter of a handler is annotated `Context`.
 
-    Raises `ConfigurationError` where another parameter is, which nobody would fill.
+    Raises `ConfigurationError` if another parameter is, because it would get no value.
     """
     found = context_parameters(function)
     if not found:
@@ -129,24 +130,24 @@ def takes_context(function: Callable[..., object]) -> bool:
 
 
 def context_parameters(function: Callable[..., object]) -> list[tuple[int, inspect.Parameter]]:
-    """Return a function's parameters that are annotated `Context`, each with its place."""
+    """Return a function's parameters that are annotated `Context`, each with its index."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
-        return []  # of a callable written in C, say
+        return []  # such as a callable written in C
     known = getattr(inspect.unwrap(called_by(function)), "__globals__", {})
     return [(place, found) for place, found in enumerate(parameters) if _is_context(found.annotation, known)]
 
 
 def _is_context(annotation: object, known: Mapping[str, object]) -> bool:
     if isinstance(annotation, str):
-        # Not evaluated: that fails where something else in it is imported for type checkers only.
+        # Not evaluated: that fails if another name in it is imported for type checkers only.
         return any(_is_named(name, known) for name in _BY_NAME.findall(annotation))
     return annotation is Context or Context in get_args(annotation)
 
 
 def _is_named(name: str, known: Mapping[str, object]) -> bool:
-    """Tell whether a name is that of `Context`; other libraries have one too."""
+    """Return whether a name means penstock's `Context`; other libraries have a `Context` too."""
     first, *others = name.split(".")
     if first not in known:
         return first in ("Context", "penstock")

@@ -1,4 +1,4 @@
-"""A handler: a function, and how messages are given to it. Everything is checked when it is made."""
+"""A handler: a function and its options. All options are checked when it is made."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ from penstock.errors import ConfigurationError
 from penstock.option_list import takes_options
 from penstock.outgoing import require_topic_name
 
-#: Called with a message, or with a list of messages where `batch` is more than one, and with a `Context` where its
-#: second parameter is annotated so; may be an `async def`.
+#: A plain function or an `async def`. It is called with a message, or with a list of messages if `batch` is above 1.
+#: If its second parameter is annotated `Context`, it gets one.
 HandlerFunction = Callable[..., object]
-#: The numbers of key spaces, as they come: see `Handler.space`.
+#: The numbers of key spaces, in order of appearance: see `Handler.space`.
 SpaceNumbers = dict[str | int, int]
 
 
@@ -53,14 +53,14 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Handler:
-    """A function and how messages are given to it. Made by `handler`, whose arguments these are.
+    """A function and its checked options. Made by `handler`.
 
     Times are in seconds, rates in messages a second. `App.handler` explains the options.
     """
 
     function: HandlerFunction
     _: KW_ONLY
-    #: Whether the function is given a `Context` as well as the message.
+    #: Whether the function gets a `Context` besides the message.
     takes_context: bool
     kind: Kind
     order: Order = Order.KEY
@@ -89,11 +89,11 @@ class Handler:
 
     @property
     def space(self) -> str | int:
-        """What stands for its key space: the name, or the handler itself."""
+        """The identity of its key space: the name, or a number of the handler's own."""
         return id(self) if self.key_space is None else self.key_space
 
 
-#: What counts for an option that is left out: None also where it depends on others.
+#: The default of each option. None also for options whose default depends on others.
 DEFAULTS: Final[Mapping[str, object]] = {
     option.name: None if option.default is MISSING else option.default
     for option in fields(Handler)
@@ -103,19 +103,22 @@ DEFAULTS: Final[Mapping[str, object]] = {
 
 @takes_options(HandlerOptions, DEFAULTS)
 def handler(function: HandlerFunction, **options: Unpack[HandlerOptions]) -> Handler:
-    """Check what a user gave for a handler and return it in one piece.
+    """Make a handler of a function, and check its options.
 
-    `function` is called with each message, on a worker thread, or on the event loop where it is an `async def`. What it
-    raises is a failure. What it returns is published, or it is a `DeferredCompletion`. The options are
-    those of `App.handler`, where they are explained.
+    `function` is called with each message, on a worker thread, or on the event loop if it is an `async def`. An
+    exception is a failure of the message. The return value is published, or it is a `DeferredCompletion`.
+    `App.handler` explains the options.
 
     Raises:
-        ConfigurationError: one of them is wrong.
+        ConfigurationError: an option is wrong.
     """
     check.a_callable("handler", function)
-    asks = takes_context(function)
-    what, more = ("a message and its context", "") if asks else ("a message", ", or a second one as penstock.Context")
-    require_parameters("handler", function, what, 2 if asks else 1, may_yield=True, more=more)
+    wants_context = takes_context(function)
+    if wants_context:
+        require_parameters("handler", function, "a message and its context", 2, may_yield=True)
+    else:
+        more = ", or a second one as penstock.Context"
+        require_parameters("handler", function, "a message", 1, may_yield=True, more=more)
     check_plain({option: options[option] for option in ("filter", "decoder", "key", "encoder")})
     if options["filter"] is not None:
         check.a_callable("filter", options["filter"])
@@ -139,40 +142,40 @@ def handler(function: HandlerFunction, **options: Unpack[HandlerOptions]) -> Han
         **_on_failure(options),
     }
     kind = Kind.TASK if is_async(function) or is_async_generator(function) else Kind.THREAD
-    return Handler(collected(function), takes_context=asks, kind=kind, **{**options, **made})
+    return Handler(collected(function), takes_context=wants_context, kind=kind, **{**options, **made})
 
 
 def _on_failure(options: HandlerOptions) -> dict[str, Any]:
-    """Return what becomes of messages that are given up, where dead letters go and how they are written."""
-    fate = check.choice("on_failure", options["on_failure"], OnFailure)
-    chosen = check.choice("dead_letter_format", options["dead_letter_format"], DeadLetterFormat)
+    """Check and return the options for exhausted messages: the choice, the dead-letter topic and its format."""
+    choice = check.choice("on_failure", options["on_failure"], OnFailure)
+    letter_format = check.choice("dead_letter_format", options["dead_letter_format"], DeadLetterFormat)
     topic = options["dead_letter_topic"]
-    written_to = default_topic(chosen) if topic is None else topic
-    check.not_empty("dead_letter_topic", written_to)
-    require_topic_name("dead_letter_topic", written_to.replace("{topic}", "topic"))
-    if fate is not OnFailure.DEAD_LETTER and (topic is not None or chosen is not DeadLetterFormat.KAFKA):
+    name = default_topic(letter_format) if topic is None else topic
+    check.not_empty("dead_letter_topic", name)
+    require_topic_name("dead_letter_topic", name.replace("{topic}", "topic"))
+    if choice is not OnFailure.DEAD_LETTER and (topic is not None or letter_format is not DeadLetterFormat.KAFKA):
         useless = "dead_letter_format" if topic is None else "dead_letter_topic"
         raise ConfigurationError(
-            f"{useless} has no use with on_failure={fate.value!r}, which writes no dead letters; give "
+            f"{useless} has no use with on_failure={choice.value!r}, which writes no dead letters; give "
             f"on_failure='dead_letter', or leave {useless} out"
         )
-    return {"on_failure": fate, "dead_letter_topic": written_to, "dead_letter_format": chosen}
+    return {"on_failure": choice, "dead_letter_topic": name, "dead_letter_format": letter_format}
 
 
 def orderings_of(handlers: Mapping[str, Handler], lanes: int) -> dict[str, Ordering]:
-    """Return the ordering of each topic's handler, with the key spaces numbered as they come."""
+    """Return the ordering of each topic's handler, with key spaces numbered in order of appearance."""
     numbers: SpaceNumbers = {}
     return {topic: ordering_of(handler, lanes, numbers) for topic, handler in handlers.items()}
 
 
 def ordering_of(handler: Handler, lanes: int, numbers: SpaceNumbers, *, together: int = 1) -> Ordering:
-    """Return a handler's ordering; `numbers` are those of the key spaces so far, and gets that of a new one."""
+    """Return a handler's ordering. A new key space is added to `numbers`."""
     space = numbers.setdefault(handler.space, len(numbers))
     return Ordering(handler.order, handler.keyless, lanes, handler.key, space=space, together=together)
 
 
 def require_own_topics(group: str, handlers: Mapping[str, Handler]) -> None:
-    """Raise `ConfigurationError` where handlers would feed each other what they give up, or themselves."""
+    """Raise `ConfigurationError` if a message would circle: by `to`, retry topics or dead-letter topics."""
     for topic, handler in handlers.items():
         if handler.to == topic:
             raise ConfigurationError(
@@ -185,14 +188,14 @@ def require_own_topics(group: str, handlers: Mapping[str, Handler]) -> None:
                 f"topic {name} has a handler, but it is where messages of {topic} wait for their retry and are "
                 f"given to {handler.name}; leave it out"
             )
-        way, at = [topic], topic
-        while at in handlers and handlers[at].on_failure is OnFailure.DEAD_LETTER:
-            at = handlers[at].dead_letter_topic.replace("{topic}", at)
-            if at in (topic, *retries):
+        path, current = [topic], topic
+        while current in handlers and handlers[current].on_failure is OnFailure.DEAD_LETTER:
+            current = handlers[current].dead_letter_topic.replace("{topic}", current)
+            if current in (topic, *retries):
                 raise ConfigurationError(
-                    f"dead letters of {' go to '.join([*way, at])}, whose handler gets them again: one message would "
-                    "go round for ever; give dead_letter_topic another name"
+                    f"dead letters of {' go to '.join([*path, current])}, whose handler gets them again: one message "
+                    "would go round for ever; give dead_letter_topic another name"
                 )
-            if at in way:
-                break  # a round that does not pass here is found from one of its own topics
-            way.append(at)
+            if current in path:
+                break  # a circle without `topic`: the check of one of its own topics finds it
+            path.append(current)

@@ -1,7 +1,7 @@
-"""The options of a handler, as users give them: the one list, for `App.handler` and for `penstock.consumer.handler`.
+"""Handler options: the one list, for `App.handler` and `penstock.consumer.handler`, and the retry policy.
 
-Here are also the checks that look at several options, or at more than a type and a range. What is wrong raises
-`ConfigurationError`. Of a retry policy tenacity's objects decide whether and when; the timers bring the key back.
+The checks in this file look at several options, or at more than a type and a range. A wrong option raises
+`ConfigurationError`. In a retry policy, tenacity's objects decide whether and when; timers wake the key.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from penstock.dead_letters.headers import DeadLetterFormat
 from penstock.errors import ConfigurationError, RetryLater
 from penstock.message import Message
 
-#: Says whether to give up: a `tenacity.stop_*`.
+#: Returns whether to give up: a `tenacity.stop_*`.
 StopFunction = Callable[[tenacity.RetryCallState], bool]
-#: Says how many seconds to wait before the next try: a `tenacity.wait_*`.
+#: Returns the seconds to wait before the next try: a `tenacity.wait_*`.
 WaitFunction = Callable[[tenacity.RetryCallState], float]
-#: Says whether a failure is worth another try: a `tenacity.retry_if_*`.
+#: Returns whether to retry a failure: a `tenacity.retry_if_*`.
 RetryFunction = Callable[[tenacity.RetryCallState], bool]
 
 
@@ -42,21 +42,21 @@ class RetryPolicy:
     retry: RetryFunction
 
     def delay_after(self, attempts: int, elapsed: float, error: BaseException) -> float | None:
-        """Return the seconds to wait before the next try, or None when the message is exhausted.
+        """Return the seconds to wait before the next try, or None if the message is exhausted.
 
-        It was tried `attempts` times, first `elapsed` seconds ago, and `error` is what the last try raised.
-        Tenacity's objects read the attempt, the outcome, the seconds since the first try and, as in tenacity itself,
-        where `stop` is asked the wait that would come next. `idle_for` stays 0: the sum of the waits is kept nowhere.
+        It was tried `attempts` times, first `elapsed` seconds ago. `error` is the error of the last try. Tenacity's
+        objects read the attempt, the outcome and the seconds since the first try. As in tenacity itself, `stop` also
+        reads the next wait. `idle_for` stays 0, because the sum of the waits is not kept.
         """
         state = tenacity.RetryCallState(tenacity.Retrying(), None, (), {})
         state.attempt_number = attempts
         state.set_exception((type(error), error, error.__traceback__))
-        # Both were read from the system's clock, which is not the engine's in a test.
+        # Tenacity read both from the system's clock, which differs from the engine's clock in a test.
         state.start_time, state.outcome_timestamp = 0.0, elapsed
-        # `retry` sorts failures, and this is a wish. So it is with tenacity's own TryAgain.
+        # `retry` judges failures, but RetryLater is a request of the handler, as tenacity's own TryAgain is.
         if not isinstance(error, RetryLater | tenacity.TryAgain) and not self.retry(state):
             return None
-        # Before `stop` is asked: `stop_before_delay` counts it in.
+        # Before the call of `stop`: `stop_before_delay` includes it.
         state.upcoming_sleep = error.seconds if isinstance(error, RetryLater) else max(0.0, float(self.wait(state)))
         return None if self.stop(state) else state.upcoming_sleep
 
@@ -68,16 +68,15 @@ def retry(
     stop: stop_base | StopFunction | None = None,
     retry: retry_base | RetryFunction | None = None,
 ) -> RetryPolicy:
-    """Make a retry policy of tenacity's objects; penstock schedules what they decide.
+    """Make a retry policy of tenacity's objects. They decide, and penstock schedules the tries.
 
     Args:
-        attempts: how often a message is tried in all, the first time included; 1 means no retry. Not used when
-            `stop` is given.
+        attempts: number of tries, the first included; 1 means no retry. Ignored if `stop` is given.
         wait: seconds before the next try, as tenacity's `wait_*`; by default exponential from 0.1 s to 10 s with
             jitter.
         stop: when to give up, as tenacity's `stop_*`.
-        retry: which failures are worth a retry, as tenacity's `retry_if_exception*`; by default all. `RetryLater` is
-            not asked about: it is tried again unless `stop` says no.
+        retry: which failures are retried, as tenacity's `retry_if_exception*`; by default all. `RetryLater` is always
+            retried unless `stop` ends it.
 
     Raises:
         ConfigurationError: an argument is of the wrong kind.
@@ -89,7 +88,7 @@ def retry(
                 f"retry({option}=...) takes one of tenacity's {option}_* objects, but is {value!r}"
             )
         if isinstance(value, type):
-            # It can be called, and what it makes of the call would stand for a yes.
+            # A class can be called too, and its instance would count as a yes.
             raise ConfigurationError(
                 f"retry({option}=...) takes one of tenacity's {option}_* objects, but is the class {value.__name__}"
                 + (f"; give tenacity.retry_if_exception_type({value.__name__})" if option == "retry" else "")
@@ -101,28 +100,28 @@ def retry(
     )
 
 
-#: Says whether a message is to be handled; where not, it is done at once.
+#: Returns whether to handle a message. A message that is refused is done at once.
 Filter = Callable[[Message], bool]
 #: Seconds: the longest delay of a retry topic.
 MAX_RETRY_DELAY_S = 7 * 24 * 3600.0
 
 
 class OnFailure(Enum):
-    """What becomes of a message whose retries are exhausted."""
+    """What happens to a message whose retries are exhausted."""
 
     #: It is written to the dead-letter topic; then its offset is done.
     DEAD_LETTER = "dead_letter"
     #: It is logged and counted; then its offset is done.
     DROP = "drop"
     #: Its key stays parked and its offset open, and everything else goes on. The log, `statistics().held_keys` and
-    #: `explain()` say so. The next owner of its partition tries it again.
+    #: `explain()` report it. The next owner of its partition tries it again.
     HOLD = "hold"
     #: The app stops, and the offset stays open.
     STOP = "stop"
 
 
 class HandlerOptions(TypedDict, total=False):
-    """The options of a handler: `App.handler` explains them. A function of yours that hands them on can take them so.
+    """The options of a handler: `App.handler` explains them. For functions of yours that pass them on.
 
     With `**options: Unpack[HandlerOptions]` a type checker knows their names and types there, too.
     """
@@ -148,7 +147,7 @@ class HandlerOptions(TypedDict, total=False):
 
 
 def check_plain(functions: Mapping[str, object]) -> None:
-    """Check that functions which nothing awaits are plain ones."""
+    """Check that these options are plain functions, because penstock does not await them."""
     for option, given in functions.items():
         if callable(given) and is_async(given):
             raise ConfigurationError(f"{option} is an `async def`, which nothing awaits; make it a plain function")
@@ -157,7 +156,7 @@ def check_plain(functions: Mapping[str, object]) -> None:
 
 
 def check_batch(batch: int, linger: float) -> None:
-    """Check what speaks of batches: the ranges, and that each option has a use."""
+    """Check the options of batches: their ranges, and that `linger` has a batch."""
     check.positive_int("batch", batch)
     check.not_negative("linger", linger)
     if linger and batch == 1:
@@ -165,7 +164,7 @@ def check_batch(batch: int, linger: float) -> None:
 
 
 def check_rates(order: Order, rate: float | None, key_rate: float | None) -> None:
-    """Check the rates, and that the order has keys to limit."""
+    """Check the rates, and that `key_rate` has keys to limit."""
     for option, value in (("rate", rate), ("key_rate", key_rate)):
         if value is not None:
             check.not_negative(option, value)
@@ -179,7 +178,7 @@ def check_rates(order: Order, rate: float | None, key_rate: float | None) -> Non
 
 
 def policy_of(given: RetryPolicy | None) -> RetryPolicy:
-    """Return the policy for failures: the default one where none is given."""
+    """Check a user's retry policy and return it, or the default policy."""
     if given is not None and not isinstance(given, RetryPolicy):
         raise ConfigurationError(
             f"retry must be made by penstock.retry(...), but is a {type(given).__name__}; "
@@ -189,7 +188,7 @@ def policy_of(given: RetryPolicy | None) -> RetryPolicy:
 
 
 def delays_of(given: Sequence[float]) -> tuple[float, ...]:
-    """Return the delays of retry topics, in seconds."""
+    """Check the delays of retry topics and return them, in seconds."""
     if not isinstance(given, Iterable):
         raise ConfigurationError(f"retry_delays must be a list of seconds, such as (60, 3600), but is {given!r}")
     delays = tuple(given)

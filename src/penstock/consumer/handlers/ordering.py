@@ -1,4 +1,4 @@
-"""Which messages wait for each other: the identity of a message under an order mode, and its lane."""
+"""Ordering: the identity of a message, which it shares with the messages that wait for it, and its lane."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from penstock.errors import ConfigurationError, MessageFormatError
 from penstock.message import FetchedMessage, Message, Record, column
 from penstock.routing import lane_of
 
-#: What stands for a message's key: bytes, text, or None where it has none.
+#: Returns the key of a message: bytes, text, or None for no key.
 KeyFunction = Callable[[Message], bytes | str | None]
-#: The same as `key=` gave it, or why it cannot be had.
+#: The key that `key=` returned for a message, or its failure.
 GivenKey = bytes | MessageFormatError | None
 
 #: The lane of all keyless messages under `Keyless.TOGETHER`.
 _NO_KEY = b"__nokey"
 #: 2**64 divided by the golden ratio.
 _GOLDEN = 0x9E3779B97F4A7C15
-#: How far the places of two partitions differ: a prime that no handler gets ahead by.
-_PARTITIONS_APART = 1_000_003
+#: Distance between the numbers of two partitions: a prime larger than the offsets that are in flight at once.
+_PARTITION_STRIDE = 1_000_003
 
 
 class Order(Enum):
@@ -33,25 +33,25 @@ class Order(Enum):
     KEY = "key"
     #: Messages of the same partition.
     PARTITION = "partition"
-    #: None; every message stands for itself.
+    #: No messages: each is independent.
     NONE = "none"
 
 
 class Keyless(Enum):
     """How messages without a key are ordered under `Order.KEY`."""
 
-    #: In the order of their partition, as Kafka has it.
+    #: In the order of their partition, as in Kafka.
     PARTITION = "partition"
     #: All in one order.
     TOGETHER = "together"
-    #: Each stands for itself.
+    #: Each is independent.
     SPREAD = "spread"
 
 
 def key_function(given: str | KeyFunction | None) -> KeyFunction | None:
-    """Return the function that gives a message its key, or None where the record's own is meant.
+    """Return the key function for a user's option, or None if the record's own key counts.
 
-    Raises `ConfigurationError` for what is neither "header:name" nor a callable.
+    Raises `ConfigurationError` unless the option is "header:name" or a callable.
     """
     if given is None:
         return None
@@ -69,7 +69,7 @@ def key_function(given: str | KeyFunction | None) -> KeyFunction | None:
 
 @dataclass(frozen=True, slots=True)
 class HeaderKey:
-    """Gives a message the last of its headers with a name as its key."""
+    """The key function of "header:name": the last header with that name is the key."""
 
     name: str
 
@@ -82,18 +82,18 @@ class HeaderKey:
 class Ordering:
     """The order of one handler over a number of lanes.
 
-    Used by the poll thread and by workers; it has no state that changes.
+    Immutable after its creation. The poll thread and the workers use it.
     """
 
     order: Order
-    #: How messages that no key orders are ordered: those without a key, or, by the order, all.
+    #: The order of messages without a key. For `Order.PARTITION` and `Order.NONE` that is every message.
     keyless: Keyless
     lanes: int
     key: KeyFunction | None = None
     _: KW_ONLY
     #: The number of the key space: equal keys of two spaces do not wait for each other.
     space: int = 0
-    #: How many messages in a row share a lane though nothing orders them, for handlers that take batches.
+    #: How many consecutive messages share a lane though they are independent: the batch size of the handler.
     together: int = 1
 
     def __post_init__(self) -> None:
@@ -102,28 +102,28 @@ class Ordering:
 
     @property
     def has_given_keys(self) -> bool:
-        """Whether `key=` says what stands for the records' keys."""
+        """Whether `key=` replaces the records' own keys."""
         return self.key is not None and self.order is Order.KEY
 
     @property
     def calls_function(self) -> bool:
-        """Whether that is a function of the user's, which may take its time."""
+        """Whether `key=` is a function of the user, which may be slow."""
         return self.has_given_keys and not isinstance(self.key, HeaderKey)
 
     def given_keys(self, records: Iterable[Record]) -> list[GivenKey]:
-        """Return what `key=` gives for each of these. Never raises."""
+        """Return the key that `key=` returns for each record. Never raises."""
         function, found = self.key, list[GivenKey]()
         if function is None:
             raise AssertionError("the records' own keys count: see `has_given_keys`")
         for record in records:
             message = FetchedMessage()
-            message._record = record  # noqa: SLF001 - see there
+            message._record = record  # noqa: SLF001 - see `FetchedMessage`
             try:
                 key: object = function(message)
-            except BaseException as error:  # noqa: BLE001 - the user's code: it is this message's failure
+            except BaseException as error:  # noqa: BLE001 - an error of the user's code is the message's failure
                 found.append(_key_failure(error))
                 continue
-            # First, for speed: what most functions return.
+            # First, for speed: most functions return bytes or None.
             found.append(key if isinstance(key, bytes) or key is None else _as_key(key))
         return found
 
@@ -132,7 +132,7 @@ class Ordering:
     ) -> list[int]:
         """Return the lane of each message of one partition. Never raises.
 
-        `given` are their keys by `given_keys`, where those were asked for before.
+        `given` are the keys that `given_keys` returned, if it was called already.
         """
         lanes, space = self.lanes, self.space
         if self.order is not Order.KEY:
@@ -143,7 +143,7 @@ class Ordering:
         if self.key is None:
             keys = column(records, "key")
             if None not in keys:
-                # `lane_of`, written out: a call for each message would cost as much as the hash.
+                # `lane_of`, inlined: a call per message would cost as much as the hash.
                 return [xxh3_64_intdigest(key, space) % lanes for key in keys]
         else:
             keys = self.given_keys(records) if given is None else given
@@ -153,14 +153,14 @@ class Ordering:
         ]
 
     def identity(self, record: Record) -> Hashable:
-        """Return what the messages that wait for this one have in common with it.
+        """Return the identity of a message: equal identities wait for each other.
 
-        Raises `MessageFormatError` where `key=` failed on it, or gave something that is no key.
+        Raises `MessageFormatError` if `key=` failed on the message or returned no valid key.
         """
         return self.identity_by(self.given_keys((record,))[0] if self.has_given_keys else record.key(), record)
 
     def identity_by(self, key: GivenKey, record: Record) -> Hashable:
-        """Do as `identity`, with the key of a message as it is known."""
+        """Do the same as `identity`, with a key that is already known."""
         if self.order is Order.KEY:
             if isinstance(key, MessageFormatError):
                 raise key
@@ -171,7 +171,7 @@ class Ordering:
         return (record.topic(), record.partition(), record.offset())
 
     def _keyless_lane(self, record: Record) -> int:
-        """Return the lane of a message that no key orders, or whose key cannot be had."""
+        """Return the lane of a message without a key, or whose key function failed."""
         if self.keyless is Keyless.PARTITION:
             return self._partition_lane(record.topic(), record.partition())
         if self.keyless is Keyless.TOGETHER:
@@ -179,10 +179,10 @@ class Ordering:
         return self._place_lane(record)
 
     def _place_lane(self, record: Record) -> int:
-        """Return a lane by a message's place: the same each time it comes, so that it never runs twice at once."""
-        # Partitions are read side by side: the same offset of two of them is another place. Fibonacci hashing (Knuth,
-        # TAOCP 3, 6.4): neighbours get distant lanes.
-        place = record.offset() // self.together + record.partition() * _PARTITIONS_APART
+        """Return a lane by partition and offset. A redelivery gets the same lane, so it never runs twice at once."""
+        # Partitions are read in parallel, so equal offsets of two partitions get different numbers. Fibonacci hashing
+        # (Knuth, TAOCP 3, 6.4) sends neighbours to distant lanes.
+        place = record.offset() // self.together + record.partition() * _PARTITION_STRIDE
         return (place * _GOLDEN >> 32) % self.lanes
 
     def _partition_lane(self, topic: str, partition: int) -> int:
@@ -190,26 +190,26 @@ class Ordering:
 
 
 def _as_key(given: object) -> GivenKey:
-    """Return as a key what a function gave that is not bytes or None."""
+    """Return the key of a function's return value that is neither bytes nor None."""
     if isinstance(given, str):
         return given.encode("utf-8", "surrogatepass")
     return MessageFormatError(f"the key function returned a {type(given).__name__}; it must return bytes, text or None")
 
 
 def _key_failure(error: BaseException) -> MessageFormatError:
-    """Return why a message has no key, given what the function for it raised."""
+    """Return the failure of a message whose key function raised an error."""
     remedy = "; correct it"
     if isinstance(error, UnicodeDecodeError):
         remedy = ", as it does where a header's name is not UTF-8; correct the producer, or the function"
     failure = MessageFormatError(f"the key function failed with {type(error).__name__}{remedy}")
-    # Without the frame of the caller, which has all messages of the fetch.
+    # Without the frame of the caller, which refers to all messages of the fetch.
     stack = error.__traceback__
     failure.__cause__ = error.with_traceback(None if stack is None else stack.tb_next)
     return failure
 
 
 def key_of(identity: object) -> object:
-    """Return the key of an identity that `Ordering` made: bytes, or None for no key; any other identity as it is."""
+    """Return the key in an identity: bytes, or None for no key. An identity without a key is returned unchanged."""
     if isinstance(identity, tuple) and isinstance(identity[0], int):
         return identity[1]
     return identity

@@ -1,8 +1,8 @@
-"""What of an app takes what its consumer runs: handlers, lifespans and worker resources, by decorator.
+"""The registry of an app: its decorators for handlers, lifespans and worker resources, and its topic patterns.
 
-A handler takes topics by name or by pattern. A pattern matches a topic as a whole. Never matched: Kafka's internal
-topics, retry topics, the dead letters of these handlers, and topics that have a handler of their own or are left to
-somebody else.
+A handler takes topics by name or by pattern. A pattern matches a whole topic name. A pattern never takes Kafka's
+internal topics, retry topics, dead-letter topics of these handlers, topics with a handler of their own, or topics that
+are excluded.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from penstock.option_list import takes_options
 
 @dataclass(slots=True, eq=False)
 class TopicPatterns:
-    """The patterns of one consumer, in the order they were registered. Never changed: any thread.
+    """The patterns of one consumer, in the order of registration. Immutable, so any thread may use it.
 
-    `ConfigurationError` where a pattern is no regular expression, or its handler would consume what it publishes.
+    Raises `ConfigurationError` if a pattern is no regular expression, or matches the topic its handler publishes to.
     """
 
     #: The handler of each pattern.
     patterns: Mapping[str, Handler]
-    #: Those of topics by name.
+    #: The handler of each topic that is registered by name.
     named: Mapping[str, Handler]
-    #: Topics that no pattern takes.
+    #: Topics that are excluded from all patterns.
     left_out: Collection[str] = ()
     _compiled: list[tuple[re.Pattern[str], Handler]] = field(init=False)
     _is_dead_letter: list[Callable[[str], bool]] = field(init=False)
@@ -51,16 +51,16 @@ class TopicPatterns:
         return bool(self.patterns)
 
     def candidates(self, topic: str) -> list[Handler]:
-        """Return the handlers whose patterns match a topic: it is for the first, which was registered first."""
+        """Return the handlers whose patterns match a topic. The topic belongs to the first of them."""
         found = [handler for pattern, handler in self._compiled if pattern.fullmatch(topic)]
         return [] if self._is_reserved(topic) else found
 
     def matches(self, topics: Iterable[str]) -> dict[str, Handler]:
-        """Return the handler of each of those topics that patterns match."""
+        """Return the handler of each of these topics that a pattern matches."""
         return {topic: found[0] for topic in topics if (found := self.candidates(topic))}
 
     def without_topic(self, topics: Collection[str]) -> dict[str, Handler]:
-        """Return the patterns, with their handlers, that match none of these topics."""
+        """Return the patterns that match none of these topics, each with its handler."""
         return {
             pattern.pattern: handler for pattern, handler in self._compiled if not any(map(pattern.fullmatch, topics))
         }
@@ -76,7 +76,7 @@ class TopicPatterns:
 
 
 def _compiled(pattern: str, to: str | None) -> re.Pattern[str]:
-    """Return a pattern as a user gave it, for a handler that publishes to the topic `to`."""
+    """Check and compile a user's pattern, for a handler that publishes to the topic `to`."""
     if not isinstance(pattern, str) or not pattern.strip():
         raise ConfigurationError(
             f"pattern must be a regular expression as text, such as r'orders\\..*', or r'.+' for all topics, but is "
@@ -95,9 +95,9 @@ def _compiled(pattern: str, to: str | None) -> re.Pattern[str]:
 
 
 def _dead_letters_of(pattern: re.Pattern[str], handler: Handler) -> Callable[[str], bool]:
-    """Return what knows the dead-letter topics of all topics that a pattern matches."""
+    """Return a function that recognizes the dead-letter topics of all topics that a pattern matches."""
     first, *rest = map(re.escape, handler.dead_letter_topic.split("{topic}"))
-    # Each place holds the same name.
+    # Each `{topic}` stands for the same name.
     text = first + "".join(("(?P<topic>.+)" if place == 0 else "(?P=topic)") + part for place, part in enumerate(rest))
     dead_letter_topic = re.compile(text)
 
@@ -114,7 +114,7 @@ LifespanT = TypeVar("LifespanT", bound=Lifespan)
 
 
 class HandlerRegistry:
-    """The handlers of an app, and what runs around them. Registering is for one thread."""
+    """The handlers of an app, with its lifespans and worker resources. Only one thread may register."""
 
     #: Name of the app.
     name: str
@@ -122,7 +122,7 @@ class HandlerRegistry:
     _lifespans: list[Lifespan]
     _resources: list[WorkerResource[Any]]
     _handlers: dict[str, Handler]
-    #: Topics whose handlers are left to Spark.
+    #: Topics whose handlers run on Spark.
     _spark_topics: set[str]
     _patterns: dict[str, Handler]
 
@@ -132,49 +132,48 @@ class HandlerRegistry:
     ) -> Callable[[FunctionT], FunctionT]:
         """Register a function for the messages of one topic or several. The function itself is returned unchanged.
 
-        A plain function runs on a worker thread, an `async def` on the app's event loop. What it raises is a failure.
-        What it returns is published, an `Outgoing` or several in a list or by `yield`, and then its message is done;
-        what brokers refuse of it is a failure of that message. It may return a `DeferredCompletion` and finish later.
-        It may have a second parameter, annotated `penstock.Context`: see there.
+        A plain function runs on a worker thread, an `async def` on the app's event loop. An exception is a failure of
+        the message. An `Outgoing` that it returns is published, or several in a list or by `yield`; then the message is
+        done. If brokers refuse a result, its message fails. The function may return a `DeferredCompletion` and finish
+        later. It may have a second parameter annotated `penstock.Context`: see there.
 
         Args:
             topics: names of the topics.
-            pattern: instead of them, a regular expression: topics that match as a whole, also those that come up
-                while the app runs. A topic that a handler names is that handler's.
+            pattern: instead of topics, a regular expression that matches whole topic names, also of topics that are
+                created while the app runs. A topic that a handler names belongs to that handler.
             order: "key" (default): messages with the same key are handled one at a time and in order, in all topics
-                of the handler. "partition": those of the same partition. "none": none wait.
-            keyless: what stands for the key where there is none: "partition" (default), "together" or "spread".
-            key: what stands for the record's key: "header:name", or a function of the message, which must be quick: the
-                thread that fetches and commits calls it.
-            key_space: name that handlers share whose keys mean the same, such as "customer": their messages of one key
-                wait for each other too; all are plain functions, or all `async def`. None (default): the keys are the
-                handler's own.
-            filter: called with a message; where it returns false the message is done at once, and counted.
-            decoder: "json", a pydantic model, a msgspec struct, a dataclass or another type that JSON is to have, such
-                as `list[Model]`, a deserializer of confluent-kafka or a callable of bytes: makes `message.body`.
-            to: topic of what the function returns, where that is no `Outgoing`: one value, with the message's key; a
-                handler of batches returns a list with one for each message. None (default): only `Outgoing` is
-                published.
-            encoder: "json", a pydantic model, a msgspec struct, a serializer of confluent-kafka or a callable: makes
-                bytes of the values that it returns and that are no bytes.
-            batch: messages given at once, at most; more than 1 gives the function a list. What fails comes in batches
+                of the handler. "partition": messages of the same partition. "none": no message waits for another.
+            keyless: the order of messages without a key: "partition" (default), "together" or "spread".
+            key: replaces the record's key: "header:name", or a function of the message. The function must be quick,
+                because the thread that fetches and commits calls it.
+            key_space: a name, such as "customer", for handlers whose keys mean the same. Messages of one key then wait
+                for each other across these handlers. All must be plain functions, or all `async def`. None (default):
+                the handler has its own keys.
+            filter: called with a message. If it returns false, the message is done at once and counted.
+            decoder: "json", a pydantic model, a msgspec struct, a dataclass or another type of JSON content such as
+                `list[Model]`, a deserializer of confluent-kafka or a callable of bytes. It makes `message.body`.
+            to: topic for returned values that are no `Outgoing`: one value, published with the message's key. A handler
+                of batches returns a list with one value per message. None (default): only `Outgoing` is published.
+            encoder: "json", a pydantic model, a msgspec struct, a serializer of confluent-kafka or a callable. It makes
+                bytes from returned values that are no bytes.
+            batch: most messages in one call; with more than 1 the function gets a list. Failed messages come in batches
                 again, and each message alone before it is given up; see `BatchError`.
-            linger: seconds that a batch which is not full waits for more, from the arrival of its first message.
-            retry: made by `penstock.retry`; five tries with growing waits when left out.
-            retry_delays: seconds; when the tries are exhausted the message waits in the topic
-                `retry.<app>.<topic>.<delay>` of one after the other, such as `retry.sms.orders.60s`, and holds neither
-                its key nor the watermark meanwhile.
-            on_failure: what becomes of a message whose retries are exhausted. "stop" (default): the app stops and keeps
+            linger: seconds that a batch with free places waits for more, from the arrival of its first message.
+            retry: made by `penstock.retry`; by default five tries with growing waits.
+            retry_delays: seconds. A message with exhausted tries waits in a retry topic, one delay after the other:
+                `retry.<app>.<topic>.<delay>`, such as `retry.sms.orders.60s`. Meanwhile it holds neither its key nor
+                the watermark.
+            on_failure: what happens to a message whose retries are exhausted. "stop" (default): the app stops and keeps
                 the offset. "dead_letter": it is written to the dead-letter topic. "drop": it is logged and counted.
-                "hold": its key stays parked, everything else goes on, and log, statistics and `explain` say so.
-            dead_letter_topic: name of the dead-letter topic; created when absent. By the format, `dlq.{topic}` or
-                `{topic}-dlt`.
+                "hold": its key stays parked, everything else goes on, and log, statistics and `explain` report it.
+            dead_letter_topic: name of the dead-letter topic, which is created if it does not exist. The default depends
+                on the format: `dlq.{topic}` or `{topic}-dlt`.
             dead_letter_format: "kafka" (default, KIP-1191) or "spring".
-            rate: messages/s that are begun, over all keys; 0 holds all; None (default) for no limit.
+            rate: messages/s that may start, over all keys; 0 holds all; None (default) for no limit.
             key_rate: messages/s of each key; None (default) for no limit.
-            time_limit: seconds that the function may take; None (default) as the app's `time_limit` says. An
-                `async def` is cancelled then, and a plain function gets a `HandlerTimeLimitError`: a failure. One that
-                does not return within 5 s more is given up by `on_failure` at once: its key waits until it returns,
+            time_limit: seconds that a call may take; None (default) for the app's `time_limit`. At the limit an
+                `async def` is cancelled, and a plain function gets a `HandlerTimeLimitError`: a failure. A call that
+                does not return within 5 s more is given up by `on_failure` at once. Its key waits until it returns,
                 and another thread or task takes its place.
 
         Raises:
@@ -190,9 +189,9 @@ class HandlerRegistry:
 
         def register(function: FunctionT) -> FunctionT:
             registered = handler(function, **options)
-            wrap(registered, self._middlewares)  # to refuse what does not fit where it is written
+            wrap(registered, self._middlewares)  # checks the middlewares now, so the error shows the decorator's line
             if pattern is not None:
-                TopicPatterns({pattern: registered}, {})  # as above
+                TopicPatterns({pattern: registered}, {})  # checks the pattern, for the same reason
             for name in names:
                 if name in taken:
                     raise ConfigurationError(
@@ -207,17 +206,17 @@ class HandlerRegistry:
     def lifespan(self, function: LifespanT) -> LifespanT:
         """Register a generator function that runs around the app: up to its `yield` at the start, the rest at the end.
 
-        Those registered first start first and end last. What fails at the start keeps the app from starting. An
-        `async def` runs on the event loop of the app's async handlers. What one of them yields is `Context.state`.
+        The first registered lifespan starts first and ends last. An error at the start keeps the app from starting. An
+        `async def` runs on the event loop of the app's async handlers. The yielded value is `Context.state`.
         """
         require_yield("lifespan", function, may_be_async=True)
         self._lifespans.append(function)
         return function
 
     def worker_resource(self, function: Callable[[], Generator[ResourceT, Any, Any]]) -> WorkerResource[ResourceT]:
-        """Register a generator function that makes what each worker has one of; handlers ask it with `.get()`.
+        """Register a generator function that makes a resource for each worker; handlers get it with `.get()`.
 
-        What stands before its `yield` runs on a worker at the first `get()` there, the rest when the worker ends.
+        The part before `yield` runs on a worker at the first `get()` there, the rest when the worker ends.
         """
         require_yield("worker_resource", function)
         resource = WorkerResource(function)
@@ -236,10 +235,10 @@ class HandlerRegistry:
 
     @property
     def consumed(self) -> dict[str, Handler]:
-        """The handlers by topic, without those that are left to Spark."""
+        """The handlers by topic, without the handlers that run on Spark."""
         return {topic: handler for topic, handler in self._handlers.items() if topic not in self._spark_topics}
 
     @property
     def consumes(self) -> bool:
-        """Whether it has handlers of its own: those that are left to Spark do not count."""
+        """Whether it has handlers that do not run on Spark."""
         return bool(self.consumed or self._patterns)

@@ -1,4 +1,4 @@
-"""What a handler returns: results, as the messages that are to be written, or the promise of a completion."""
+"""Results: the messages that a handler's return value becomes; and deferred completions."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-#: Called with the error of a completion that failed, or None.
+#: Called with the error of a failed completion, or with None after success.
 OnDecided = Callable[[BaseException | None], None]
 
 
 class DeferredCompletion:
-    """Returned by a handler whose work goes on elsewhere: in another thread pool, in a callback of some client.
+    """A completion that comes later. A handler returns it if its work goes on in another thread pool or a callback.
 
-    The message is done when `complete` is called, and failed (so: retried by its policy) when `fail` is. Until then its
-    key waits, and nothing at or above its offset is committed. Thread-safe; the first call decides, later ones change
-    nothing. It belongs to one message: one that is returned a second time is a failure of the message it came with.
+    `complete` marks the message done. `fail` makes it a failure, which its policy retries. Until then its key waits,
+    and no offset at or above its own is committed. Thread-safe: the first call decides, later calls change nothing.
+    It belongs to one message. A handler that returns it for a second message fails that message.
 
     Args:
-        timeout: seconds from its return after which it counts as failed; None (default) for never.
+        timeout: seconds from its return until it counts as failed; None (default) for no limit.
 
     Raises:
-        ConfigurationError: `timeout` is no number above zero.
+        ConfigurationError: `timeout` is not a number above zero.
     """
 
     __slots__ = ("_bound", "_lock", "_on_decided", "_outcome", "timeout")
@@ -52,14 +52,14 @@ class DeferredCompletion:
         self._on_decided: OnDecided | None = None
 
     def complete(self) -> bool:
-        """Say that the message is done. Returns whether this call decided it."""
+        """Mark the message done. Returns whether this call decided the outcome."""
         return self._decide(None)
 
     def fail(self, error: BaseException) -> bool:
-        """Say that the message failed. Returns whether this call decided it.
+        """Mark the message failed. Returns whether this call decided the outcome.
 
         Args:
-            error: why. What is no exception, such as an error object of some client, counts as a failure all the same.
+            error: the cause. An object that is no exception, such as a client's error object, counts as a failure too.
         """
         given: object = error
         if isinstance(given, BaseException):
@@ -78,20 +78,20 @@ class DeferredCompletion:
             if self._outcome is not None:
                 return False
             self._outcome = (error,)
-            # Released: a completion that its user keeps must not keep the message.
+            # Released: a user who keeps the completion must not keep the message in memory.
             on_decided, self._on_decided = self._on_decided, None
         if on_decided is not None:
             on_decided(error)
         return True
 
     def _take(self) -> bool:
-        """Bind it to a message; return False where it is bound already. Called by the engine, first."""
+        """Bind it to a message; return False if it is bound already. The engine calls this before `_attach`."""
         with self._lock:
             bound, self._bound = self._bound, True
         return not bound
 
     def _attach(self, on_decided: OnDecided) -> None:
-        """Set the callback, or call it at once where the outcome is known. By the engine."""
+        """Set the engine's callback, or call it at once if the outcome is known."""
         with self._lock:
             outcome = self._outcome
             if outcome is None:
@@ -101,12 +101,12 @@ class DeferredCompletion:
 
 
 class ResultError(MessageFormatError):
-    """What a handler returned cannot be published, now or at another try."""
+    """A handler's return value cannot be published, and another try cannot help."""
 
 
 @dataclass(slots=True)
 class Result:
-    """A message as it is written; -1 leaves its partition to the partitioner."""
+    """A message to write. Partition -1 leaves the choice to the partitioner."""
 
     topic: str
     value: bytes | None = field(repr=False)
@@ -117,45 +117,45 @@ class Result:
 
 @dataclass(slots=True)
 class Results:
-    """What a handler returned, as messages. Never changed; frozen it would cost three times as much to make.
+    """The messages of one return value. Never changed; a frozen dataclass would cost three times as much to make.
 
     Attributes:
-        messages: for the message that it was given, or for a batch as a whole.
-        each: or for each message of a batch, in their order.
+        messages: the results of a single message, or of a batch as a whole.
+        each: instead of them, the results of each message of a batch, in the batch's order.
     """
 
     messages: Sequence[Result] = field(default=(), repr=False)
     each: Sequence[Sequence[Result]] | None = field(default=None, repr=False)
 
 
-#: What a value is as it stands: neither a message, nor several, nor something that was to be awaited.
+#: Types that are one value: neither an `Outgoing`, nor several, nor an awaitable.
 _PLAIN = (bytes, str, dict)
 
-#: Adds a trace to the headers of a message for a topic.
+#: Returns the headers of a message for a topic with a trace added.
 Trace = Callable[[str, HeaderList], HeaderList]
 
 
 class ResultMaker:
-    """Makes results of what one handler returns. Thread-safe."""
+    """Makes results from the return values of one handler. Thread-safe."""
 
     def __init__(self, handler: Handler) -> None:
         self._name = handler.name
-        # The topic of plain values, or None where only `Outgoing` is published.
+        # The topic of plain values, or None if only `Outgoing` is published.
         self._to = handler.to
         self._encoder = handler.encoder
-        #: Set before the start, where telemetry is on.
+        #: Set before the start if telemetry is on.
         self.trace: Trace | None = None
         self._has_warned = False
 
     def make(self, returned: object, work: Message | list[Message]) -> Results | None:
-        """Return what is to be written; None for nothing. What was made before stays as it is.
+        """Return the messages to write, or None. `Results` are returned as they are.
 
         Raises:
-            ResultError: something of it cannot be a message.
+            ResultError: a part of the return value cannot be a message.
             RegistryConnectionError: the encoder's registry was not reached.
-            Exception: what a generator raised.
+            Exception: an error of the handler's generator.
         """
-        # First, for speed: what most handlers return. The topic was checked when the handler was made.
+        # First, for speed: most handlers return a plain value. The topic was checked when the handler was made.
         if isinstance(returned, _PLAIN) and self._to is not None and not isinstance(work, list):
             headers: HeaderList = [] if self.trace is None else self.trace(self._to, [])
             value = returned if isinstance(returned, bytes) else self._encoded(self._to, returned, headers)
@@ -177,14 +177,14 @@ class ResultMaker:
             return Results(each=each) if any(each) else None
         if self._to is not None and not is_outgoing:
             raise ResultError(
-                f"handler {self._name} returned {_what(returned)} for {len(work)} messages; return a list with a "
+                f"handler {self._name} returned {_type_of(returned)} for {len(work)} messages; return a list with a "
                 "value for each of them, None for those without, or penstock.Outgoing"
             )
         found = self._several(returned, None)
         return Results(found) if found else None
 
     def _several(self, returned: object, key: bytes | None) -> list[Result]:
-        """Return the messages of what was returned for one message, or for a batch as a whole."""
+        """Return the messages of a value that was returned for one message, or for a batch as a whole."""
         if isinstance(returned, Outgoing):
             return [self._result(returned)]
         if isinstance(returned, Iterator) or _are_outgoing(returned):
@@ -196,7 +196,7 @@ class ResultMaker:
                 if inspect.iscoroutine(value):
                     value.close()
                 raise ResultError(
-                    f"handler {self._name} returned {_what(value)}, and nobody waits for its work: make the handler "
+                    f"handler {self._name} returned {_type_of(value)}, and nobody waits for its work: make the handler "
                     "itself an `async def` that awaits it, wait for it in the handler, or return a DeferredCompletion"
                 )
         if self._to is not None:
@@ -207,7 +207,7 @@ class ResultMaker:
                 "handler %s returned %s, which is not published: return penstock.Outgoing, name the topic with to=, or "
                 "return None; this is said once",
                 self._name,
-                _what(returned),
+                _type_of(returned),
             )
         return []
 
@@ -216,7 +216,7 @@ class ResultMaker:
             return value
         if self._to is None:
             raise ResultError(
-                f"handler {self._name} returned {_what(value)} among its messages; make it a penstock.Outgoing, or "
+                f"handler {self._name} returned {_type_of(value)} among its messages; make it a penstock.Outgoing, or "
                 "name the topic with to="
             )
         return Outgoing(self._to, value, key)
@@ -248,8 +248,8 @@ class ResultMaker:
             try:
                 value = encoder.encode(topic, value, headers) if isinstance(encoder, RecordEncoder) else encoder(value)
             except RegistryConnectionError:
-                raise  # no fault of the value: the message is tried again
-            except:  # noqa: E722 - see `raised`; the user's code, whose text may quote the value
+                raise  # the value is not at fault: the message is tried again
+            except:  # noqa: E722 - see `raised`; an error of the user's code, whose text may quote the value
                 error = raised()
                 raise ResultError(
                     f"a value of handler {self._name} for {topic} cannot be encoded: {describe(error)}; correct "
@@ -267,23 +267,23 @@ class ResultMaker:
 
 
 def _is_pending(returned: object) -> bool:
-    """Tell whether the work that this stands for is not done, and would be lost sight of."""
+    """Return whether a value stands for unfinished work that no code would wait for."""
     return inspect.isawaitable(returned) or inspect.isasyncgen(returned) or isinstance(returned, Future)
 
 
 def _are_outgoing(returned: object) -> bool:
-    """Tell whether it is a list or tuple of messages."""
+    """Return whether a value is a list or tuple with an `Outgoing` in it."""
     return isinstance(returned, list | tuple) and any(isinstance(value, Outgoing) for value in returned)
 
 
-def _what(found: object) -> str:
-    """Name what was returned by its type: its content is payload."""
-    name = type(found).__name__
+def _type_of(returned: object) -> str:
+    """Return the type of a value in words. Its content is payload, which errors never show."""
+    name = type(returned).__name__
     return f"an {name}" if name[:1].lower() in "aeiou" else f"a {name}"
 
 
 def with_results(invoke: Callable[..., object], maker: ResultMaker, *, is_async: bool) -> Callable[..., object]:
-    """Return a function that makes results of what another returns, within what is put around it."""
+    """Return a function that calls another and makes results of its return value, so that a span covers both."""
 
     def made(returned: object, work: Any) -> object:
         return returned if returned is None or isinstance(returned, DeferredCompletion) else maker.make(returned, work)

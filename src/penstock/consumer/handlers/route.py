@@ -1,7 +1,7 @@
-"""A route: a handler at run time, with what may change while it runs; and the routes of all topics of a consumer.
+"""Routes: a handler at run time with the limits that may change, and the table of routes by topic.
 
-Topics that a pattern matches are found while it runs, so routes come, and topics go. A route stays: what is still in
-flight of its topic needs it, and so does the topic when it comes back.
+A pattern finds topics while the consumer runs, so routes are added, and topics go. A route is never removed: messages
+of its topic may still be in flight, and the topic may come back.
 """
 
 from __future__ import annotations
@@ -30,71 +30,71 @@ from penstock.routing import Lane
 if TYPE_CHECKING:
     from penstock.telemetry.consumer import ConsumerTelemetry
 
-#: Makes what is published of what a handler returned for what it was given.
+#: Makes the results to publish. Arguments: the handler's return value, and the message or batch it was called with.
 MakeResults = Callable[[object, Any], Results | None]
-#: Makes what is handed over of a record that nothing holds back, or None where the filter refuses it. It raises what
-#: the filter raises, and a `PenstockError` where it cannot be decoded.
+#: Makes the message of a record for its first try, or None if the filter refuses the record. Raises the error of the
+#: filter, and a `PenstockError` if the value cannot be decoded.
 Prepare = Callable[[Record], Message | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A message did not get done."""
+    """The failure of a message."""
 
     error: BaseException = field(repr=False)
-    #: Whether another try could not help.
+    #: Whether another try cannot help.
     permanent: bool = False
-    #: The call that was given up and has not returned: its key waits for it.
+    #: The call that was given up and has not returned. The key waits for its return.
     call: AbandonedCall | None = None
 
 
 class RateLimited:
-    """The handler's rate is used up: the message waits for the token bucket, with all of its handler in its lane."""
+    """No token is left: the message waits for the token bucket, with all messages of its handler in its lane."""
 
 
 RATE_LIMITED = RateLimited()
 
 
 def failure_of(error: BaseException) -> Failed:
-    """Return the failure of a message whose preparation or handler raised.
+    """Return the failure of a message from an error of its preparation or its handler.
 
-    One that cannot be read, or whose result cannot be written, is not tried again: its bytes stay what they are.
+    A format error is permanent: the bytes of the message or of its result stay the same.
     """
     return Failed(error, permanent=isinstance(error, MessageFormatError))
 
 
-#: A message to hand over; a failure; no token is left; or the time, on the engine's clock, before which it must wait.
+#: A message to hand over; its failure; a lack of tokens; or the time, on the engine's clock, until which it waits.
 Answer = Message | Failed | RateLimited | float
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Route:
-    """A handler with its order, its limits and the callable that runs it, for all topics of the handler.
+    """A handler with its order, its limits and the callable that runs it. All topics of a handler share one route.
 
-    `retry` and the rates may be changed by any thread at any time: each is one reference, read once for each message.
+    Any thread may change `retry` and the rates at any time. Each is one reference, read once for each message.
     """
 
     handler: Handler
     ordering: Ordering
-    #: The handler's function with whatever is put around it.
+    #: The handler's function within its middlewares, time limit and span.
     invoke: Invoke
     _: KW_ONLY
-    #: The lanes that `ordering` numbers, of those of the whole consumer.
+    #: The lanes of this handler; `ordering` returns an index into them.
     lanes: Sequence[Lane[Any, Record]] = ()
-    #: Seconds that a call may take, or None.
+    #: Seconds that a call may take, or None for no limit.
     time_limit: float | None = None
-    #: Makes what is published of what `invoke` returns.
+    #: Makes the results of the return value of `invoke`.
     make_results: MakeResults
-    #: For a retry topic, the topic whose messages wait there.
+    #: For a retry topic, the topic that its messages come from; else None.
     source: str | None = field(default=None, init=False)
-    #: Reads the headers of a retry topic. The time of a message is read once: later its header may claim what it likes.
+    #: Reads the headers of a retry topic; else None. The retry time of a message is read once and then kept.
     retry_headers: RetryHeaders | None = field(default=None, init=False)
     batch: int = field(init=False)
     linger: float = field(init=False)
     retry: RetryPolicy = field(init=False)
     token_bucket: TokenBucket = field(init=False)
     key_rate_limiter: KeyRateLimiter = field(init=False)
-    #: Whether messages may have to wait for a limit or a time, so that each is admitted by itself.
+    #: Whether a message may have to wait for a rate or a retry time. Then `admit` is called for each message.
     gated: bool = field(init=False)
     #: Whether there is a filter.
     filters: bool = field(init=False)
@@ -111,7 +111,7 @@ class Route:
         self.prepare = _preparing(handler.filter, self._decoded or Message)
 
     def for_retries(self, source: str, headers: RetryHeaders) -> Route:
-        """Return the route of a retry topic whose messages come from the topic `source`; it has the same limits."""
+        """Return a route for a retry topic of the topic `source`. It shares the limits of this route."""
         route = copy(self)
         route.source, route.retry_headers, route.gated = source, headers, True
         return route
@@ -121,7 +121,7 @@ class Route:
         return any(limit is not None for limit in limits)
 
     def change(self, *, retry: RetryPolicy | None, rate: float | None, key_rate: float | None) -> None:
-        """Take new values for what may change while running."""
+        """Change the retry policy (None keeps it) and both rates (None removes a limit)."""
         if retry is not None:
             self.retry = retry
         self.token_bucket.rate = rate
@@ -132,19 +132,20 @@ class Route:
         return record if self.source is None else RetriedRecord.of(record, self.source)
 
     def screen(self, record: Record) -> Failed | bool:
-        """Tell whether the filter lets a message pass, or that it failed on it."""
+        """Return whether the filter accepts a record, or the failure of the filter."""
         accept = self.handler.filter
         if accept is None:
             return True
         try:
             return bool(accept(Message(self._as_seen(record))))
-        except:  # noqa: E722 - see `raised`; the user's code: it is this message's failure
+        except:  # noqa: E722 - see `raised`; an error of the user's code is the message's failure
             return failure_of(raised())
 
     def admit(self, identity: Hashable, record: Record, now: float, arrival: int, attempts: int = 0) -> Answer:
-        """Return the message to hand over now, or why not; `identity` is the record's, by `ordering`.
+        """Return the message to hand over now, or the reason why it waits.
 
-        `arrival` is its claim to be let through: the lowest of those that wait is first. `attempts`: as for `message`.
+        `identity` is the record's identity by `ordering`. Of the messages that wait for tokens, the lowest `arrival`
+        goes first. `attempts`: see `message`.
         """
         if (at := self.key_rate_limiter.free_at(identity)) > now:
             return at
@@ -157,7 +158,7 @@ class Route:
         return message
 
     def message(self, record: Record, attempts: int = 0) -> Message | Failed:
-        """Return what the handler is given for a record that was tried `attempts` times since it was fetched."""
+        """Return the handler's message for a record that was tried `attempts` times since it was fetched."""
         if self.source is not None:
             attempts += tries_before(record, self.source)
         record = self._as_seen(record)
@@ -170,13 +171,13 @@ class Route:
 
 
 def _preparing(accept: Filter | None, make: Callable[[Record], Message]) -> Prepare:
-    """Return what makes messages for the first try of a record."""
+    """Return the function that makes a message for the first try of a record."""
     if accept is None:
         return make
 
     def prepare(record: Record) -> Message | None:
         message = FetchedMessage()
-        message._record = record  # noqa: SLF001 - see there
+        message._record = record  # noqa: SLF001 - see `FetchedMessage`
         if not accept(message):
             return None
         return message if make is Message else make(record)
@@ -185,9 +186,9 @@ def _preparing(accept: Filter | None, make: Callable[[Record], Message]) -> Prep
 
 
 def _decoding(decoder: Decoder) -> Callable[..., DecodedMessage]:
-    """Return what makes a message with a body of a record and its tries.
+    """Return the function that makes a message with a decoded body, from a record and its number of tries.
 
-    That raises `RegistryConnectionError`, or `MessageFormatError` for whatever else the decoder raised.
+    It raises `RegistryConnectionError` as it comes, and `MessageFormatError` for any other error of the decoder.
     """
     of_value = None if isinstance(decoder, RecordDecoder) else decoder
     of_record = decoder.decode if isinstance(decoder, RecordDecoder) else None
@@ -204,7 +205,7 @@ def _decoding(decoder: Decoder) -> Callable[..., DecodedMessage]:
                 body = of_record(record, value)
         except RegistryConnectionError:
             raise
-        except:  # noqa: E722 - see `raised`; a decoder raises what it likes: a panic in Rust is no Exception
+        except:  # noqa: E722 - see `raised`; a panic of a decoder in Rust is no `Exception`
             error = raised()
             raise MessageFormatError(
                 f"the value cannot be decoded: {describe(error)}; correct its producer or the decoder"
@@ -215,10 +216,10 @@ def _decoding(decoder: Decoder) -> Callable[..., DecodedMessage]:
 
 
 class Routes(Mapping[str, Route]):
-    """Routes by topic, those of retry topics included.
+    """The routes by topic, retry topics included.
 
-    Written by who starts the consumer, then by the poll thread alone; read by any thread. Each change replaces a whole
-    mapping, so that nobody meets one that changes, and no lock is needed. `lanes_of` returns the lanes of a handler.
+    The thread that starts the consumer writes it, afterwards only the poll thread; any thread reads. Each change
+    replaces a whole mapping, so readers need no lock. `lanes_of` returns the lanes of a handler.
     """
 
     def __init__(
@@ -238,15 +239,15 @@ class Routes(Mapping[str, Route]):
         self._middlewares = middlewares
         self._context = context
         self._telemetry = telemetry
-        # Of handlers that state none.
+        # The time limit of handlers without one of their own.
         self._time_limit = time_limit
         self._spaces: SpaceNumbers = {}
         self._by_topic: Mapping[str, Route] = {}
-        #: The handlers of the topics that are consumed, without retry topics.
+        #: The handlers of the consumed topics, without retry topics.
         self.handlers: Mapping[str, Handler] = {}
-        #: Topics that came up while the consumer ran. On the poll thread.
+        #: Topics that were found while the consumer ran. On the poll thread.
         self.new: set[str] = set()
-        #: One for each handler that has a topic: its routes share it. On the poll thread.
+        #: The token bucket of each handler that has a topic. All its routes share it. On the poll thread.
         self.token_buckets: list[TokenBucket] = []
 
     def __getitem__(self, topic: str) -> Route:
@@ -264,15 +265,15 @@ class Routes(Mapping[str, Route]):
         return [name for name, route in self._by_topic.items() if (route.source or name) in self.handlers]
 
     def begins_at_first(self, topic: str) -> bool:
-        """Tell whether a topic that the group has no offset of is read from its first message in any case.
+        """Return whether a topic without a committed offset is read from its first message, whatever the reset policy.
 
-        A retry topic is the group's own, and the messages that wait there count as done where they came from. A topic
-        that came up while the consumer ran was written to before that was noticed. On the poll thread.
+        True for retry topics: their messages count as done in the topic they came from. True for topics found while
+        the consumer ran: messages were written before the topic was found. On the poll thread.
         """
         return self._by_topic[topic].source is not None or topic in self.new
 
     def add(self, topic: str, handler: Handler) -> None:
-        """Have a handler take a topic, with its retry topics."""
+        """Assign a topic and its retry topics to a handler."""
         if topic not in self._by_topic:
             route = next(iter(self.of_handler(handler)), None) or self._route(handler)
             self._by_topic = {**self._by_topic, topic: route}
@@ -280,19 +281,19 @@ class Routes(Mapping[str, Route]):
         self.handlers = {**self.handlers, topic: handler}
 
     def let_go(self, topics: Collection[str]) -> None:
-        """Consume these topics no more, nor their retry topics."""
+        """Stop consuming these topics and their retry topics."""
         self.handlers = {topic: handler for topic, handler in self.handlers.items() if topic not in topics}
 
     def add_former_delays(self, existing: Iterable[str]) -> None:
-        """Read the retry topics of delays that handlers have no more, so that what waits there is not forgotten."""
+        """Read retry topics of delays that handlers no longer have, so that the messages in them are not forgotten."""
         existing = list(existing)
         for topic, handler in self.handlers.items():
-            # A handler without delays reads its own topics alone: with the last one goes what waits for it.
+            # A handler without any delay reads no retry topics: removing its last delay abandons the waiting messages.
             if handler.retry_delays:
                 self._add_retry_topics(topic, former_retry_topics(self._group, topic, existing))
 
     def _add_retry_topics(self, topic: str, delays: Mapping[str, float]) -> None:
-        """Read retry topics of a topic, given with their delays in seconds."""
+        """Add routes for retry topics of a topic; `delays` has the delay of each in seconds."""
         route = self._by_topic[topic]
         rounds = len(route.handler.retry_delays)
         made = {
@@ -303,7 +304,7 @@ class Routes(Mapping[str, Route]):
         self._by_topic = {**self._by_topic, **made}
 
     def of_handler(self, handler: Handler) -> list[Route]:
-        """Return the routes of a handler, that of its own topics first. Any thread."""
+        """Return the routes of a handler, the route of its own topics first. Any thread."""
         return [route for route in self._by_topic.values() if route.handler is handler]
 
     def _route(self, handler: Handler) -> Route:
@@ -316,7 +317,7 @@ class Routes(Mapping[str, Route]):
         maker = ResultMaker(handler)
         if self._telemetry is not None:
             maker.trace = self._telemetry.publishing
-            # Results are sent within the span. Where there is none, whoever called the handler makes them.
+            # The results are made within the span. Without telemetry, the caller of the handler makes them.
             within = with_results(invoke, maker, is_async=is_async)
             traced = self._telemetry.processing.around
             invoke = traced(invoke, within=within, batches=handler.batch > 1, is_async=is_async)

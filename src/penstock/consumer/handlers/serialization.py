@@ -1,7 +1,7 @@
-"""Decoders make a message's `body` of its value; encoders make the value of a published message of an object.
+"""Decoders and encoders: from a message's value to its `body`, and from an object to the value of a published message.
 
-confluent-kafka's own serializers and deserializers serve as both. Most of them speak with a schema registry. What it
-brings along is the extra `schema-registry`: nothing of that is imported here. One who gives such a serializer has
+confluent-kafka's serializers and deserializers serve as encoders and decoders. Most of them talk to a schema registry,
+which needs the extra `schema-registry`. This file imports nothing of that extra: a user with such a serializer has
 imported it.
 """
 
@@ -32,19 +32,19 @@ from penstock.message import Record, headers_of
 
 #: The header that may hold a value's schema id, instead of the value's first bytes: confluent-kafka's name for it.
 _SCHEMA_ID_HEADER = "__value_schema_id"
-#: What a registry's client raises when it did not get through, by module.
+#: The error that a registry's client raises when it does not reach the registry, by module.
 _NOT_REACHED = {
     "httpx2": "TransportError",
     "httpx": "TransportError",
     "confluent_kafka.schema_registry.error": "OAuthTokenError",
 }
-#: A registry's own codes for what it does not have, what is not compatible and what is not valid (its "API Error
-#: Reference"): asked again, it says the same. A bare 404 is that of something on the way to it.
+#: A registry's own codes for "not found", "not compatible" and "not valid" (its "API Error Reference"). A repeated
+#: request gets the same answer. A bare 404 comes from a proxy in between.
 _FINAL_CODES = (range(40400, 40500), range(42200, 42300), range(409, 410))
 
 
 class RecordDecoder:
-    """Decodes with a deserializer, which gets the topic and the headers. Thread-safe, as they are."""
+    """Decodes with a deserializer, which gets the topic and the headers. Thread-safe, as deserializers are."""
 
     def __init__(self, deserializer: Deserializer) -> None:
         self.deserializer = deserializer
@@ -53,38 +53,38 @@ class RecordDecoder:
         """Return the body of a record that has a value.
 
         Raises:
-            RegistryConnectionError: not this message is at fault.
-            Exception: whatever the deserializer raised; it would again.
+            RegistryConnectionError: the registry failed; the message is not at fault.
+            Exception: an error of the deserializer, which would come again.
         """
         context = SerializationContext(record.topic(), MessageField.VALUE, list(headers_of(record) or ()))
         try:
-            # In a copy: it leaves a context variable behind, and the event loop takes a new task when one has changed.
+            # In a copy: it sets a context variable, and the event loop takes a new task after such a change.
             return copy_context().run(self.deserializer, value, context)
         except:  # noqa: E722 - see `raised`
-            raise classified("decoded", raised())  # noqa: B904 - it has its cause
+            raise classified("decoded", raised())  # noqa: B904 - it carries its cause
 
 
 class RecordEncoder:
     """Encodes with a serializer, which gets the topic and the headers. Thread-safe.
 
-    Of a topic's first value two threads cannot be in it at once. The one that comes second may find the schema known to
-    be registered, but go on with the id that it read before that, which is None (confluent-kafka 2.16).
+    The first value of a topic is encoded under a lock. Without it, a second thread may see the schema as registered,
+    but continue with the schema id that it read before, which is None (confluent-kafka 2.16).
     """
 
     def __init__(self, serializer: Serializer) -> None:
         self.serializer = serializer
         self._lock = threading.Lock()
-        #: Of which a value was encoded. Grows under the lock; read without it: one that is missed waits once more.
+        #: Topics with an encoded value. Grows under the lock. Read without it: a late reader takes the lock once more.
         self._begun_topics: set[str] = set()
 
     def encode(self, topic: str, value: object, headers: list[tuple[str, Any]]) -> bytes | None:
         """Return a value's bytes; a serializer may add to `headers`.
 
         Raises:
-            RegistryConnectionError: not this value is at fault.
-            Exception: whatever the serializer raised; it would again.
+            RegistryConnectionError: the registry failed; the value is not at fault.
+            Exception: an error of the serializer, which would come again.
         """
-        # Taken over from a message that was consumed, say: readers would believe the first of two.
+        # It may be copied from a consumed message, and readers believe the first of two such headers.
         headers[:] = [header for header in headers if header[0] != _SCHEMA_ID_HEADER]
         context = SerializationContext(topic, MessageField.VALUE, headers)
         try:
@@ -95,20 +95,20 @@ class RecordEncoder:
                 self._begun_topics.add(topic)
                 return encoded
         except:  # noqa: E722 - see `raised`
-            raise classified("encoded", raised())  # noqa: B904 - it has its cause
+            raise classified("encoded", raised())  # noqa: B904 - it carries its cause
 
     def __reduce__(self) -> tuple[Any, tuple[Serializer]]:
-        """Be pickled without the lock, where the serializer can be pickled."""
+        """Pickle it without the lock, if the serializer can be pickled."""
         return encoder_of, (self.serializer,)
 
 
-#: One for each serializer, by its identity: handlers that share it share the lock. A serializer takes no attribute and
-#: no weak reference; its encoder keeps it, so that no other has its identity meanwhile.
+#: The encoder of each serializer, by `id()`: handlers with the same serializer share one lock. A serializer allows no
+#: attributes and no weak references. Its encoder keeps it alive, so its id is not reused meanwhile.
 _encoders: WeakValueDictionary[int, RecordEncoder] = WeakValueDictionary()
 
 
-def _is_one(option: str, given: object, wanted: type) -> bool:
-    """Tell whether this is an instance of `wanted`; `ConfigurationError` where it is near to one, and cannot serve."""
+def _is_instance(option: str, given: object, wanted: type) -> bool:
+    """Return whether `given` is an instance of `wanted`; raise `ConfigurationError` for a related type that is not."""
     kind = given if isinstance(given, type) else type(given)
     name = kind.__name__
     if not issubclass(kind, Serializer | Deserializer | SerializerBuilder | DeserializerBuilder):
@@ -118,7 +118,7 @@ def _is_one(option: str, given: object, wanted: type) -> bool:
     elif not issubclass(kind, wanted):
         remedy = f"that one is for {'encoder' if option == 'decoder' else 'decoder'}="
     elif any(base.__name__.startswith("AsyncBase") for base in kind.__mro__):
-        # Its `__call__` is a plain function that returns a coroutine.
+        # Its `__call__` is a plain function that returns a coroutine, so `is_async` does not see it.
         remedy = f"nobody would await it: give {name.removeprefix('Async')}, for `async def` handlers too"
     elif isinstance(given, type):
         remedy = f"that is the class: give {name}(...)"
@@ -128,20 +128,20 @@ def _is_one(option: str, given: object, wanted: type) -> bool:
 
 
 def classified(done: str, error: BaseException) -> BaseException:
-    """Return the failure of a serializer as a `RegistryConnectionError` where it may pass, else as it is."""
-    # A rule of a schema wraps what kept it from being applied.
+    """Return a serializer's error: as a `RegistryConnectionError` if it is transient, else unchanged."""
+    # A schema rule wraps the error that stopped it, so the causes are checked too.
     for cause in causes(error):
-        if _is_passing(cause):
-            passing = RegistryConnectionError(
+        if _is_transient(cause):
+            transient = RegistryConnectionError(
                 f"the value cannot be {done} for now: {describe(cause)}; see that the schema registry is up, and its "
                 "client's url, credentials and timeout"
             )
-            passing.__cause__ = error
-            return passing
+            transient.__cause__ = error
+            return transient
     return error
 
 
-def _is_passing(error: BaseException) -> bool:
+def _is_transient(error: BaseException) -> bool:
     if isinstance(error, OSError):
         return True
     code = _registry_code(error)
@@ -155,7 +155,7 @@ def _is_passing(error: BaseException) -> bool:
 
 
 def _registry_code(error: BaseException) -> object | None:
-    """Return a registry's code for what it refused, -1 where it gave none; None where another refused."""
+    """Return the code in a registry's error, -1 if it has none; None for the error of another component."""
     kind = getattr(sys.modules.get("confluent_kafka.schema_registry.error"), "SchemaRegistryError", None)
     if kind is None or not isinstance(error, kind):
         return None
@@ -164,27 +164,27 @@ def _registry_code(error: BaseException) -> object | None:
 
 
 def describe(error: BaseException) -> str:
-    """Name an error by its class, with the registry's code where it has one. Its text may quote the value."""
+    """Return the class of an error and the registry's code, if any; not its text, which may quote the value."""
     code = _registry_code(error)
     name = type(error).__name__
     return name if code is None else f"{name} {code}"
 
 
-#: Makes a body of bytes.
+#: Makes a body from bytes.
 Decode = Callable[[bytes], object]
-#: What a handler decodes with: a value alone, or a record.
+#: A handler's decoder: of a value alone, or of a record.
 Decoder = Decode | RecordDecoder
 #: A name, a type that JSON is checked against, a deserializer of confluent-kafka, or a callable of bytes.
 DecoderSpec = str | type | UnionType | Decode | None
 
-#: Types whose name says nothing of what is in the JSON, or is taken for the value as it stands.
+#: Types that do not describe the content of the JSON, or that users may mean as "leave the value unchanged".
 _NO_DECODERS = (str, bytes, bytearray, bool, dict, list, tuple, set, frozenset)
 
 _scan = json.JSONDecoder().raw_decode
 
 
 def _decode_json(value: bytes) -> object:
-    """Return what `json.loads` does, in half the time for the bytes that nearly all are: UTF-8 and no space before."""
+    """Do the same as `json.loads`, in half the time for the usual bytes: UTF-8 without leading space."""
     try:
         text = value.decode()
         body, end = _scan(text)
@@ -192,21 +192,21 @@ def _decode_json(value: bytes) -> object:
             return body
     except ValueError:
         pass
-    # Another encoding, space around it, or no JSON at all: where UTF-8 was read to its end, that says the same.
+    # Another encoding, space around the text, or no JSON. For valid UTF-8 the result is the same.
     return json.loads(value)
 
 
 def decoder_of(given: DecoderSpec) -> Decoder | None:
-    """Return the function that decodes a value, or None; `ConfigurationError` where nothing can be made of it.
+    """Return the decoder for a user's option, or None; raise `ConfigurationError` if the option is no decoder.
 
-    A deserializer of confluent-kafka gives what decodes a record: it gets the topic and the headers.
+    For a deserializer of confluent-kafka it is a `RecordDecoder`, because the deserializer needs topic and headers.
     """
     if given is None:
         return None
     if given == "json":
         return _decode_json
-    if _is_one("decoder", given, Deserializer):
-        return RecordDecoder(given)  # type: ignore[arg-type] # asked
+    if _is_instance("decoder", given, Deserializer):
+        return RecordDecoder(given)  # type: ignore[arg-type] # checked above
     if _is_type(given):
         return _decode_as(given)
     if isinstance(given, str) or not callable(given):
@@ -218,37 +218,37 @@ def decoder_of(given: DecoderSpec) -> Decoder | None:
 
 
 def _decode_as(given: object) -> Decode:
-    """Return what decodes JSON as a type, by the first of the user's packages that knows it."""
+    """Return a decoder of JSON as a type, by the first installed package that knows the type."""
     if given in _NO_DECODERS:
         raise ConfigurationError(
             f"decoder={_name_of(given)} tells nothing of what is in a value; give 'json' for what JSON holds, "
             "bytes.decode for text, or a function of bytes"
         )
-    decode: Decode = _knowing("decoder", given)[0]
+    decode: Decode = _json_functions("decoder", given)[0]
     return decode
 
 
 def _is_type(given: object) -> bool:
-    """Tell whether it names what JSON holds: a class, `list[Model]`, or a new name for such a type."""
+    """Return whether this is a type of JSON content: a class, `list[Model]`, or a `NewType`."""
     return isinstance(given, type | NewType) or get_origin(given) is not None
 
 
-def _knowing(option: str, given: Any) -> tuple[Decode, Encode]:
-    """Return what makes a type of JSON, and JSON of it, by the first of the user's packages that knows it."""
+def _json_functions(option: str, given: Any) -> tuple[Decode, Encode]:
+    """Return a JSON decoder and a JSON encoder of a type, by the first installed package that knows the type."""
     why = []
     for name in ("pydantic", "msgspec"):
         try:
             module = import_module(name)
             if name == "pydantic":
                 adapter = module.TypeAdapter(given)
-                # Else it would write a value of another type, too, with a warning.
+                # Without "error" it would also write values of other types, with a mere warning.
                 return adapter.validate_json, partial(adapter.dump_json, warnings="error")
-            # It takes any class, and refuses each value of one that it does not know; for that it has no schema.
+            # The decoder takes any class, and fails later at each value of an unknown one. The schema fails at once.
             module.json.schema(given)
             return module.json.Decoder(given).decode, module.json.encode
         except ImportError:
             why.append(f"{name} is not installed")
-        except Exception as error:  # noqa: BLE001 - each has its own for a type that it does not know
+        except Exception as error:  # noqa: BLE001 - each package has its own error for an unknown type
             why.append(f"{name} says: {(str(error).splitlines() or [type(error).__name__])[0]}")
     raise ConfigurationError(
         f"{option}={_name_of(given)} needs pydantic or msgspec, for a type of JSON ({'; '.join(why)}); install one of "
@@ -257,27 +257,27 @@ def _knowing(option: str, given: Any) -> tuple[Decode, Encode]:
 
 
 def _name_of(given: object) -> str:
-    """Name what was given; of an object, which may hold anything, its type."""
+    """Return an option's value in words; for an object, which may hold secrets, only its type."""
     if isinstance(given, type):
         return given.__name__
     return repr(given) if isinstance(given, str | bytes | int) or get_origin(given) else f"a {type(given).__name__}"
 
 
-#: Makes bytes, or text, of an object.
+#: Makes bytes or text from an object.
 Encode = Callable[[Any], bytes | str | None]
-#: What a handler encodes with: the value alone, or the value for a topic, with headers.
+#: A handler's encoder: of a value alone, or of a value for a topic, with headers.
 Encoder = Encode | RecordEncoder
 #: A name, a model class, a serializer of confluent-kafka, or a callable of an object.
 EncoderSpec = str | type | UnionType | Encode | None
 
 
 def encoder_of(given: EncoderSpec) -> Encoder | None:
-    """Return the function that encodes a value, or None.
+    """Return the encoder for a user's option, or None.
 
     Args:
-        given: "json"; a pydantic model (known by `model_dump_json`); another type that JSON is made of, by pydantic or
-            msgspec; a serializer of confluent-kafka, which gets the topic and the headers; or any callable of an object
-            that returns bytes or text, `str` among them.
+        given: "json"; a pydantic model (recognized by `model_dump_json`); another type that pydantic or msgspec writes
+            as JSON; a serializer of confluent-kafka, which gets the topic and the headers; or any callable of an object
+            that returns bytes or text, such as `str`.
 
     Raises:
         ConfigurationError: it is none of these.
@@ -288,9 +288,9 @@ def encoder_of(given: EncoderSpec) -> Encoder | None:
         return _json
     dump: Encode | None = getattr(given, "model_dump_json", None)
     if dump is not None and isinstance(given, type):
-        return dump  # of the class of each value, which may have more fields
-    if _is_one("encoder", given, Serializer):
-        return _encoders.setdefault(id(given), RecordEncoder(given))  # type: ignore[arg-type] # asked
+        return dump  # it writes by the class of each value, which may have more fields than the model
+    if _is_instance("encoder", given, Serializer):
+        return _encoders.setdefault(id(given), RecordEncoder(given))  # type: ignore[arg-type] # checked above
     if _is_type(given) and given is not str:
         return _encode_as(given)
     if isinstance(given, str) or not callable(given):
@@ -302,16 +302,16 @@ def encoder_of(given: EncoderSpec) -> Encoder | None:
 
 
 def _encode_as(given: object) -> Encode:
-    """Return what makes JSON of a type."""
+    """Return an encoder of a type as JSON."""
     if given is bytes or given is bytearray:
         raise ConfigurationError(
             f"encoder={_name_of(given)} makes zero bytes of a number; leave it out where the handler returns bytes, or "
             "give a function"
         )
-    return _knowing("encoder", given)[1]
+    return _json_functions("encoder", given)[1]
 
 
 def _json(value: object) -> bytes:
     text = json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-    # A lone surrogate, which `decoder="json"` takes, has no UTF-8: this writes it as JSON's own escape.
+    # `decoder="json"` accepts lone surrogates, which UTF-8 cannot encode. Here they become JSON escapes.
     return text.encode("utf-8", "backslashreplace")
