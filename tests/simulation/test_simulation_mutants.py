@@ -573,8 +573,8 @@ def loses_what_a_failed_producer_had(patch: pytest.MonkeyPatch) -> None:
     """What a producer had that failed for ever passes for written."""
 
     def pass_for_written(self: PlainOutbox, one: Submission, topic: str, error: Any, _: object) -> None:
-        self._out -= 1
-        is_lost = error is not None and (error.fatal() or error.code() in plain_outbox._NOBODYS_FAULT)
+        self._unreported -= 1
+        is_lost = error is not None and (error.fatal() or error.code() in plain_outbox._NO_FAULT)
         self._answered(one, topic, None if is_lost else error)
 
     patch.setattr(PlainOutbox, "_delivered", pass_for_written)

@@ -1,1 +1,1 @@
-"""The one way out of a consumer: results, dead letters and retry messages, sent plainly or in Kafka transactions."""
+"""The outbox of a consumer: sends results, dead letters and retry messages, plainly or in Kafka transactions."""

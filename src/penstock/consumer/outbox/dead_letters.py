@@ -1,16 +1,15 @@
-"""The dead-letter publisher: where messages go whose tries are exhausted, and what becomes of them there.
+"""The dead-letter publisher: sends exhausted messages to a retry topic or a dead-letter topic, and limits their number.
 
-The holder of a lane gives a message up; the outbox writes it to its retry topic or among the dead letters, and then its
-offset is done. Its key stays parked until then, so nothing of it is handled out of order should the process die in
-between. A message that its topic refuses holds its offset, is logged, and is sent again.
+The holder of a lane gives up a message. The outbox writes it to its retry topic or its dead-letter topic, and then its
+offset is done. Its key stays parked until then. So a crash in between cannot change the order of its key. A message
+that its topic refuses holds its offset, is logged, and is sent again.
 
-One that is too large for its topic would be refused for ever. A dead letter then goes without the stack and most of the
-texts; one for a retry topic is given up at once, as its handler says. What no topic takes stops the consumer: the
-offset stays, and nothing waits in silence. A consumer that loses everything should stop, too, not empty its topics:
-that is `DeadLetterLimits`.
+A message that is too large for its topic would be refused for ever. A dead letter is then sent without the stack and
+most of the texts. A message for a retry topic is given up at once, by its handler's `on_failure`. A message that no
+topic takes stops the consumer: the offset stays, and nothing waits in silence. A consumer that loses all its messages
+should stop too, instead of emptying its topics: see `DeadLetterLimits`.
 
-`publish` is called by any thread. What becomes of a message is noted on the poll thread, which alone writes the counts,
-and sends again by a timer.
+Any thread calls `publish`. The poll thread notes the outcomes, alone writes the counts, and sends again by a timer.
 """
 
 from __future__ import annotations
@@ -45,13 +44,13 @@ _log = rationed(__name__)
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterLimit:
-    """When a consumer stops rather than give up one more message, be it written as a dead letter or dropped.
+    """A limit on messages given up, as dead letters or dropped. The consumer stops before it exceeds the limit.
 
     Give `consecutive`, `ratio` or both.
 
     Attributes:
-        consecutive: so many messages given up with none handled in between; None for no limit.
-        ratio: so large a part of all messages that are done, from 0 to 1; None for no limit.
+        consecutive: most messages given up with none handled in between; None for no limit.
+        ratio: largest part of all done messages that may be given up, from 0 to 1; None for no limit.
         at_least: messages that must be done before the ratio counts.
     """
 
@@ -74,7 +73,7 @@ class DeadLetterLimit:
 
 
 class DeadLetterLimits:
-    """Counts what is given up against a limit. Thread-safe: the poll thread counts dead letters, lane holders drops."""
+    """Counts messages given up against a limit. Thread-safe: the holders of lanes count."""
 
     def __init__(self, limit: DeadLetterLimit | None, handled: Callable[[], int]) -> None:
         self._limit = limit
@@ -88,7 +87,7 @@ class DeadLetterLimits:
         self._handled_then = 0
 
     def refusal(self, place: str) -> str | None:
-        """Count a message that is about to be given up; return why it may not be, where it would be one too many."""
+        """Count a message that is about to be given up; return the reason if the limit forbids it, else None."""
         limit = self._limit
         if limit is None:
             return None
@@ -108,7 +107,7 @@ class DeadLetterLimits:
         return f"{why}: {place} is not given up and {self.ends}; find what fails every message, then start again"
 
 
-#: Reasons that are counted separately; those beyond are counted together.
+#: Number of reasons that are counted separately. All others are counted together.
 _MOST_REASONS = 50
 _OTHERS = "other errors"
 
@@ -119,12 +118,12 @@ class DeadLetterReason:
 
     Attributes:
         topic: topic that they came from, not a retry topic.
-        dead_letter_topic: topic that has them.
-        error: class of what the last try raised.
-        count: how many.
-        partition: of the last one, in its topic.
-        offset: of the last one.
-        at: when that was written, on the engine's clock.
+        dead_letter_topic: topic that they were written to.
+        error: class of the error of the last try.
+        count: number of dead letters.
+        partition: partition of the last one, in `topic`.
+        offset: offset of the last one.
+        at: when the last one was written, on the engine's clock.
     """
 
     topic: str
@@ -136,47 +135,47 @@ class DeadLetterReason:
     at: float
 
 
-#: Seconds before a message that was refused is sent again.
+#: Seconds until a refused message is sent again.
 RESEND_AFTER_S = 5.0
 
-#: Characters that are left of a text in a dead letter that must be small.
+#: Length of texts in a dead letter that must be small.
 _SHORT_CHARS = 64
-#: What a broker answers about a message that its topic will never take.
+#: Errors of a broker for a message that its topic will never take.
 NEVER_TAKEN = frozenset({KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE, KafkaError.INVALID_RECORD})
 
 
 class NoRetryError(Exception):
-    """No retry topic ever takes a message, whose last try failed with `failure`: its handler's choice is left."""
+    """A retry topic will never take a message, so `on_failure` decides. `failure` is the error of its last try."""
 
     def __init__(self, failure: BaseException) -> None:
         super().__init__()
         self.failure = failure
 
 
-#: Lets the key of an exhausted message go on: called once, by any thread, with where its head is now, and by name with
-#: the `error` that it failed with and with `why_not`, why it is not among the dead letters.
+#: Lets the key of an exhausted message go on. Called once, by any thread, with the new state of the key's head.
+#: Keywords: `error`, a new failure of the message; `why_not`, the reason why there is no dead letter.
 Settle = Callable[..., None]
 
 
 @dataclass(frozen=True, slots=True)
 class ExhaustedMessage:
-    """An exhausted message, what its last try raised, and what is called once it is settled."""
+    """An exhausted message, the error of its last try, and the callback for its outcome."""
 
     item: Item = field(repr=False)
     error: BaseException = field(repr=False)
-    #: How often it was tried here.
+    #: Number of tries since it was fetched.
     attempts: int
-    #: For the retry topic, how often it has been there; None for the dead-letter topic.
+    #: For a retry topic, the number of former rounds; None for the dead-letter topic.
     retry: int | None
     settle: Settle = field(repr=False)
-    #: Where it was, if somebody asked for it: it returns there where no topic takes it, and no limit counts it.
+    #: If it is given up by request, the former state of its key. It returns there if no topic takes the message.
     asked_at: KeyState | None = None
-    #: Whether its headers leave out the stack and most of the texts.
+    #: Whether its headers omit the stack and most of the texts.
     is_short: bool = False
 
     @property
     def assignment(self) -> Assignment:
-        """What brought it."""
+        """The assignment that it was fetched from."""
         return self.item[0].assignment
 
     @property
@@ -186,45 +185,46 @@ class ExhaustedMessage:
 
     @property
     def place(self) -> tuple[Assignment, int]:
-        """What it was fetched from, and its offset there."""
+        """Its assignment and offset."""
         return self.assignment, self.record.offset()
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class DeadLetterPublisher:
-    """Submits exhausted messages, and judges what topics say to them."""
+    """Submits exhausted messages, and acts on the answers of their topics."""
 
     group: str
     clock: Clock
     timers: Timers
-    #: What stops a consumer that gives up everything.
+    #: Stops a consumer that gives up too many messages.
     limits: DeadLetterLimits
     outbox: Submits
     _: KW_ONLY
-    #: Whom the brokers take the producer for.
+    #: The user that the brokers see behind the producer.
     principal: str
     #: Stops the consumer.
     fail: Callable[[BaseException], None]
-    #: Passes the headers on with a trace in them, where telemetry is on. Set before the start.
+    #: Adds a trace to headers. Set before the start if telemetry is on.
     trace: Trace | None = field(default=None, init=False)
-    #: Where each message is, in words. Any thread: operations of a `dict` are atomic.
+    #: The state of each message under way, in words. Any thread, because operations of a `dict` are atomic.
     states: dict[tuple[Assignment, int], str] = field(default_factory=dict, init=False)
-    #: Dead letters written, messages written to retry topics, and refusals.
+    #: Number of dead letters written.
     dead_letters: int = field(default=0, init=False)
-    #: Those that were written, by topic, dead-letter topic and error.
+    #: Dead letters written, by topic, dead-letter topic and error.
     reasons: dict[tuple[str, str, str], DeadLetterReason] = field(default_factory=dict, init=False)
+    #: Number of messages written to retry topics, and of refusals.
     retries: int = field(default=0, init=False)
     failures: int = field(default=0, init=False)
-    # Those that wait to be sent again. Operations of a `dict` are atomic.
+    # The messages that wait to be sent again. Operations of a `dict` are atomic.
     _refused: dict[tuple[Assignment, int], None] = field(default_factory=dict, init=False)
 
     @property
     def held(self) -> int:
-        """How many were refused, and wait to be sent again."""
+        """The number of refused messages that wait to be sent again."""
         return len(self._refused)
 
     def publish(self, message: ExhaustedMessage) -> None:
-        """Have a message written; its key must be parked. Any thread."""
+        """Send a message to its topic. Its key must be parked. Any thread."""
         self._refused.pop(message.place, None)
         if not message.assignment.active:
             self._settle_gone(message)
@@ -251,7 +251,7 @@ class DeadLetterPublisher:
             self._settle_gone(message)
 
     def _settle_gone(self, message: ExhaustedMessage) -> None:
-        """Let the key go on: its partition is another member's, who handles the message again."""
+        """Let the key go on: another member has its partition and handles the message again."""
         why = f"{position_of(message.record)} went to another member of the group before it was written"
         self._settle(message, KeyState.DONE, why_not=why)
 
@@ -277,7 +277,7 @@ class DeadLetterPublisher:
         )
 
     def _judge(self, message: ExhaustedMessage, topic: str, error: KafkaError) -> None:
-        """Decide what becomes of a message that its topic did not take."""
+        """Decide what to do with a message that its topic refused."""
         self.failures += 1
         place = position_of(message.record)
         if error.code() not in NEVER_TAKEN:
@@ -296,7 +296,7 @@ class DeadLetterPublisher:
             self._stop(message, topic, error)
 
     def _stop(self, message: ExhaustedMessage, topic: str, error: KafkaError) -> None:
-        """Stop the consumer because of a message that no topic takes."""
+        """Stop the consumer because no topic takes a message."""
         self._hold(message, f"{topic} does not take it: {reason(error)}")
         stop = PenstockError(
             f"{position_of(message.record)} was given up after {message.attempts} tries, and {topic} does not take it, "
@@ -311,7 +311,7 @@ class DeadLetterPublisher:
         self.states[message.place] = state
 
     def _send_again(self, message: ExhaustedMessage, topic: str, error: KafkaError) -> None:
-        """Keep a message that was refused for now, and send it again after a while."""
+        """Keep a message that was refused for now, and send it again by a timer."""
         now, why = self.clock.monotonic(), why_refused(topic, error, self.principal)
         _log.error(
             "%s cannot be written to %s: %s; its offset and its key are held, next try in %g s",
@@ -319,14 +319,14 @@ class DeadLetterPublisher:
             topic,
             why,
             RESEND_AFTER_S,
-            # That nothing gets into the topic is logged once in a while, not for each message.
+            # A missing permission concerns all messages of the topic, so it is not logged for each of them.
             extra=once_in(LOG_AGAIN_S, (self.group, topic), now) if is_missing_right(error) else None,
         )
         self._hold(message, f"it cannot be written to {topic}: {why}")
         self.timers.add(now + RESEND_AFTER_S, partial(self.publish, message))
 
     def _addressed(self, message: ExhaustedMessage) -> tuple[str, HeaderList]:
-        """Return the topic a message goes to, and its headers."""
+        """Return the topic of a message and its headers."""
         assignment = message.assignment
         handler = assignment.route.handler
         source = assignment.route.source or assignment.topic
@@ -344,7 +344,7 @@ class DeadLetterPublisher:
                 message=(origin.message or "")[:_SHORT_CHARS],
                 exception=(origin.exception or "")[-_SHORT_CHARS:],
             )
-        # Not the retry topic's: whoever searches for the message needs its first place.
+        # The first place, not the place in the retry topic: a search for the message needs it.
         topic, partition, offset, _ = first_place(message.record, source)
         origin = replace(origin, topic=topic, partition=partition, offset=offset)
         return handler.dead_letter_topic.replace("{topic}", source), write(

@@ -1,23 +1,24 @@
-"""The outbox: what goes to other topics, after which the messages that it is for are done.
+"""The outbox: sends messages to other topics, and then marks the messages they came from as done.
 
 Results of handlers, dead letters and messages for retry topics are *submissions*. A transport sends them in the order
-in which they were submitted, and ends each of them once:
+of submission, and ends each of them once:
 
-- written: brokers have all of it, and the offsets of its items are done;
-- refused: a topic does not take it, and `then` judges that;
-- gone: its assignment is, or was given back before an answer came. Nothing is judged: the next owner handles it again.
+- written: brokers have all its messages, and the offsets of its items are done;
+- refused: a topic does not take a message, and `then` decides what to do;
+- gone: its assignment is gone, or was given back before an answer came. Then nothing is decided: the next owner handles
+  the message again.
 
-Silence is nobody's fault: what timed out is sent again, in its order, until it is answered, and no handler is called.
-What was submitted before an assignment is gone is sent, so what handlers finish in a revocation is written and
-committed within its budget.
+A time-out is no fault of a message. It is sent again, in its order, until a broker answers, and no handler is called
+again. Submissions made before an assignment is gone are still sent. So the results that handlers finish during a
+revocation are written and committed within its budget.
 
-What handlers return is counted when it is written, and a refusal fails its message (`HandlerResults`). That message has
-left its lane by then. So the refusal is put on the lane like a key that is woken, and the lane's next holder parks the
-message as if its handler had failed.
+`HandlerResults` counts results when they are written. A refused result fails its message, which has left its lane by
+then. So the refusal is put on the lane like a woken key, and the next holder of the lane parks the message as if its
+handler had failed.
 
-Who owns what: any thread appends to `_queue`. All else is written by the poll thread, which serves the outbox at each
-of its steps, and calls `then`. In a revocation and at the end it waits until all is sent, within their budgets; holders
-of lanes never wait.
+Threads: any thread appends to `_queue`. The poll thread writes all other fields, serves the outbox at each of its
+steps, and calls `then`. In a revocation and at the end the poll thread waits until all is sent, within the budgets.
+Holders of lanes never wait.
 """
 
 from __future__ import annotations
@@ -44,16 +45,16 @@ _log = rationed(__name__)
 #: Seconds between two log lines that say that one topic may not be written: all its messages lack the same right.
 LOG_AGAIN_S = 60.0
 
-#: Bytes of a submission from which on they count for back-pressure. Fewer are nothing compared with its message.
+#: Submissions of at least so many bytes count for back-pressure. Smaller ones are negligible next to their message.
 _COUNTED_BYTES = 1024
 
 
 class Submission:
-    """Messages for other topics, and the items that are done once those are written.
+    """Messages for other topics, and the items that are done once these messages are written.
 
-    They are of one assignment, but those of a batch in the plain outbox: it is gone where all of its assignments are.
+    The items are of one assignment. Only a batch in the plain outbox may have several: it is gone when all are gone.
 
-    `lane` is the one in which later submissions must stay behind it; None for a parked message, whose key waits.
+    Later submissions of the same `lane` must stay behind it. A parked message has no lane here, because its key waits.
     """
 
     __slots__ = ("is_written", "items", "lane", "left", "messages", "refusal", "sent", "size_bytes", "then")
@@ -68,7 +69,7 @@ class Submission:
         self.messages = messages
         self.then = then
         self.lane = lane
-        # Of the plain outbox: how many of its messages were sent, and how many are not answered.
+        # For the plain outbox: how many messages were sent, and how many have no answer.
         self.sent = 0
         self.left = count = len(messages)
         size_bytes = OVERHEAD_BYTES * count
@@ -76,32 +77,32 @@ class Submission:
             if message.value:
                 size_bytes += len(message.value)
         self.size_bytes = size_bytes
-        #: Which topic refused it, and why. Where `then` is called, it is gone if it is neither written nor refused.
+        #: The topic that refused a message, and the error. At the call of `then`, neither written nor refused is gone.
         self.refusal: tuple[str, KafkaError] | None = None
 
     @property
     def assignment(self) -> Assignment:
-        """What the items were fetched from; the first of them, where they are a batch of several partitions."""
+        """The assignment of the items; of the first item, if they are a batch of several partitions."""
         return self.items[0][0].assignment
 
     @property
     def is_gone(self) -> bool:
-        """Whether the next owners handle all of it again. What is of other partitions too is written for their sake."""
-        # The first alone, for speed: as a rule it is there.
+        """Whether next owners handle all its items again. It is written as long as one of its partitions is here."""
+        # The first item separately, for speed: usually its assignment is here.
         return self.items[0][0].assignment.is_gone and all(item[0].assignment.is_gone for item in self.items)
 
     def count_bytes(self, sign: int) -> None:
-        """Count its bytes as waiting to be sent, or with -1 no more. A parked message counts as parked."""
+        """Count its bytes as unsent, or with `sign` -1 no longer. A parked message counts as parked instead."""
         if self.lane is not None:
             self.assignment.tracker.count_unsent(sign * self.size_bytes)
 
     def complete(self) -> None:
-        """Mark the offsets done."""
+        """Mark the offsets of its items done."""
         for fetch, index, _ in self.items:
             fetch.assignment.tracker.complete(fetch.block, (index,))
 
     def end(self, *, is_written: bool, refusal: tuple[str, KafkaError] | None = None) -> None:
-        """Say what became of it. A refusal is judged only while an assignment is here."""
+        """End it with an outcome, and call `then`. A refusal counts only while one of its assignments is active."""
         if self.size_bytes >= _COUNTED_BYTES:
             self.count_bytes(-1)
         self.is_written = is_written
@@ -110,44 +111,44 @@ class Submission:
         self.then(self)
 
 
-#: Takes what became of a submission: called once, on the poll thread.
+#: Takes an ended submission. Called once, on the poll thread.
 Then = Callable[[Submission], None]
 
 
 class Submits(Protocol):
-    """The face of an outbox for those who have something for it."""
+    """The interface of an outbox for its senders."""
 
     def submit(
         self, items: Sequence[Item], messages: Sequence[Result], then: Then, lane: ConsumerLane | None = None
     ) -> None:
-        """Have messages written, and then these items done. Any thread; of a lane, its holder.
+        """Write messages, and then mark these items done. Any thread; with a `lane`, only its holder.
 
-        Later submissions of the same `lane` are not written before them.
+        Later submissions of the same `lane` are not written before these messages.
         """
 
 
 def why_refused(topic: str, error: KafkaError, principal: str) -> str:
-    """Return why a topic does not take a message; where a right is missing, with the command that grants it."""
+    """Return why a topic refuses a message; for a missing permission, with the command that grants it."""
     if not is_missing_right(error):
         return reason(error)
     text = missing_right_text(f"nothing can be written to {topic}", [topic_right(Operation.WRITE, topic)], principal)
     if error.code() == KafkaError.CLUSTER_AUTHORIZATION_FAILED:
-        # Since Kafka 2.8 whoever may write to a topic may do so idempotently.
+        # Since Kafka 2.8 the permission to write to a topic includes idempotent writes.
         text += "; a broker before 2.8 asks for --operation IdempotentWrite --cluster as well"
     return f"{text} ({reason(error)})"
 
 
 class Outbox(ABC):
-    """A transport: the plain one, or that in Kafka transactions. The poll thread's, save where it says otherwise."""
+    """A transport: plain, or in Kafka transactions. Only the poll thread uses it, unless a method says otherwise."""
 
-    #: Whether submissions move on by `serve` alone, so that the poll thread must come back soon.
+    #: Whether only calls of `serve` move submissions on, so that the poll thread must come back soon.
     needs_serving = False
 
     def __init__(self) -> None:
-        # Any thread appends, without a lock: holders of lanes are many, and would stand in line for it (measured: half
-        # of the throughput).
+        # Any thread appends, without a lock: the many holders of lanes would queue for it (measured: half of the
+        # throughput).
         self._queue: deque[Submission] = deque()
-        # What was taken from the queue, and has not ended.
+        # Submissions that were taken from the queue and have not ended.
         self._under_way: list[Submission] | dict[Submission, None] = []
 
     def submit(
@@ -161,31 +162,31 @@ class Outbox(ABC):
 
     @abstractmethod
     def connect(self, cluster: Cluster, config: Mapping[str, Any]) -> None:
-        """Take where to send. Before the poll thread starts."""
+        """Set the cluster and the configuration of the producer. Before the poll thread starts."""
 
     @abstractmethod
     def serve(self) -> None:
-        """Do what is due, and wait for nothing."""
+        """Do the work that is due, without waiting."""
 
     @abstractmethod
     def due_in(self) -> float:
-        """Return the seconds after which `serve` has something to do."""
+        """Return the seconds until `serve` has work."""
 
     @property
     def waiting(self) -> int:
-        """How many submissions have not ended."""
+        """The number of submissions that have not ended."""
         return len(self._queue) + len(self._under_way)
 
     def submissions(self) -> list[Submission]:
-        """Return those that have not ended. Any thread: these are copies, each made in one step."""
+        """Return the submissions that have not ended. Any thread, because each copy is made in one step."""
         return [*self._queue.copy(), *self._under_way.copy()]
 
     def has_any_of(self, assignments: Sequence[Assignment]) -> bool:
-        """Tell whether something of these assignments has not ended."""
+        """Return whether a submission of these assignments has not ended."""
         return any(item[0].assignment in assignments for submission in self.submissions() for item in submission.items)
 
     def state_of(self, assignment: Assignment, offset: int) -> str | None:
-        """Return where the results of a message are, in words; None where none are on their way. Any thread."""
+        """Return where the results of a message are, in words; None if none are being sent. Any thread."""
         for submission in self.submissions():
             if any(item[0].assignment is assignment and item[2].offset() == offset for item in submission.items):
                 topics = ", ".join(sorted({message.topic for message in submission.messages}))
@@ -193,21 +194,21 @@ class Outbox(ABC):
         return None
 
     def expedite(self) -> None:  # noqa: B027 - a hook
-        """Send what is there without waiting for more."""
+        """Send the queued submissions without waiting for more."""
 
     def flush(self, timeout: float) -> None:  # noqa: B027 - a hook
-        """Wait at most so many seconds until what is there has ended, before the group is left."""
+        """Wait at most `timeout` seconds until all submissions have ended, before the consumer leaves its group."""
 
     def close(self) -> None:  # noqa: B027 - a hook
-        """Close what it has open, once the group was left; nobody waits for that."""
+        """Close the clients, after the consumer has left its group. Does not wait."""
 
 
 class ResultRefusedError(PenstockError):
-    """A broker refused what a handler returned."""
+    """A broker refused a result of a handler."""
 
 
 class Tries(NamedTuple):
-    """How often a message was handed over to its handler before, and since when on the engine's clock."""
+    """How often a message was handed to its handler before, and the time of the first try on the engine's clock."""
 
     attempts: int
     since: float
@@ -215,7 +216,7 @@ class Tries(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RefusedResults:
-    """Put on a lane instead of a woken key: a message whose results were refused."""
+    """A message whose results were refused. It is put on its lane in the way of a woken key."""
 
     item: Item
     tries: Tries | None
@@ -223,19 +224,19 @@ class RefusedResults:
 
 
 class HandlerResults:
-    """Submits what handlers return. Its counts are written by the poll thread.
+    """Submits the results of handlers. The poll thread writes its counts.
 
-    The brokers take the producer for `principal`.
+    `principal` is the user that the brokers see behind the producer.
     """
 
     def __init__(self, outbox: Submits, wake: Callable[[ConsumerLane, RefusedResults], None], principal: str) -> None:
         self._outbox = outbox
-        # Bound once: it is the same for nearly all messages.
+        # Bound once, because nearly all messages use the same.
         self._then = self._ended
-        #: Puts a refusal on a lane, and has the lane served.
+        #: Puts a refusal on a lane and wakes a worker for the lane.
         self.wake = wake
         self._principal = principal
-        #: Messages whose results are all written, and those results.
+        #: The number of messages whose results are all written, and the number of these results.
         self.handled = 0
         self.published = 0
 
@@ -246,15 +247,15 @@ class HandlerResults:
         results: Sequence[Result],
         tries: Sequence[Tries] | None = None,
     ) -> None:
-        """Have results written, and then these messages done. By the holder of their lane.
+        """Write results, and then mark these messages done. The holder of their lane calls it.
 
-        `tries` are those of each message, where some were tried before.
+        `tries` has the tries of each message, if any of them was tried before.
         """
         then = self._then if tries is None else partial(self._ended, tries=tries)
         self._outbox.submit(items, results, then, lane)
 
     def _ended(self, submission: Submission, tries: Sequence[Tries] | None = None) -> None:
-        """Count what is written; fail each message whose results were refused."""
+        """Count written results; fail each message whose results were refused."""
         if submission.is_written:
             self.handled += len(submission.items)
             self.published += len(submission.messages)
@@ -265,7 +266,7 @@ class HandlerResults:
                 "the handler or the topic"
             )
             if is_missing_right(error):
-                # Its messages fail, by the retry policies of their handlers: a policy does not say what is missing.
+                # The messages fail by their retry policies, and those logs do not name the missing permission.
                 _log.error("%s", refusal, extra=once_in(LOG_AGAIN_S, (self._principal, topic)))
-            for place, item in enumerate(submission.items):
-                self.wake(submission.lane, RefusedResults(item, None if tries is None else tries[place], refusal))
+            for index, item in enumerate(submission.items):
+                self.wake(submission.lane, RefusedResults(item, None if tries is None else tries[index], refusal))

@@ -1,11 +1,11 @@
-"""The plain outbox: one idempotent producer, at least once.
+"""The plain outbox: one idempotent producer, at-least-once delivery.
 
-Submissions are sent in their order without a wait between two of them, so what a key's messages leave behind stands in
-their order too. While brokers are away the producer keeps what it has: nothing times out, unless the user's own
-`message.timeout.ms` says so. A refusal is that of one submission; those behind it were sent already.
+Submissions are sent in their order without a wait between them, so the results of a key stay in the order of its
+messages. While brokers are away, the producer keeps its messages: nothing times out, unless the user sets
+`message.timeout.ms`. A refusal concerns one submission; the submissions behind it were sent already.
 
-A client that has failed for ever is replaced once it has reported all that it had, so no message of the old one arrives
-behind one of the new. What it had is sent again, though it may have been written.
+A client that has failed for good is replaced after it has reported all its messages. So no message of the old client
+arrives behind a message of the new one. The reported messages are sent again, although they may have been written.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _log = logging.getLogger(__name__)
 
 #: Seconds that one poll of a flush waits.
 _FLUSH_POLL_S = 0.1
-_PURGED = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})  # noqa: SLF001 - the client library's names of its local errors look so, here and below
-#: What is reported of a message that no broker answered in its time, or that a producer had which failed for ever.
-_NOBODYS_FAULT = frozenset(
+_PURGED = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})  # noqa: SLF001 - the client library names its local errors so, here and below
+#: Errors that are no fault of the message: no broker answered in time, or the producer has failed for good.
+_NO_FAULT = frozenset(
     {
         KafkaError._MSG_TIMED_OUT,  # noqa: SLF001 - as above
         KafkaError._FATAL,  # noqa: SLF001 - as above
@@ -40,16 +40,16 @@ _NOBODYS_FAULT = frozenset(
 
 
 class PlainOutbox(Outbox):
-    """Sends with a producer, which is replaced when it has failed for ever."""
+    """Sends with a producer, and replaces the producer when it has failed for good."""
 
     _cluster: Cluster
     _config: Mapping[str, Any]
 
     def __init__(self) -> None:
         super().__init__()
-        # Messages of the present client that it has not reported yet.
-        self._out = 0
-        # What the producer has, in the order in which it was submitted.
+        # Number of messages that the current client has not reported yet.
+        self._unreported = 0
+        # The submissions in the producer, in the order of submission.
         self._under_way: dict[Submission, None] = {}
 
     def connect(self, cluster: Cluster, config: Mapping[str, Any]) -> None:
@@ -58,10 +58,10 @@ class PlainOutbox(Outbox):
 
     @cached_property
     def _clients(self) -> ClientRenewal[ProducerClient]:
-        """The producer, made for the first submission, and its successors."""
+        """The producer, made at the first submission, and its successors."""
         return ClientRenewal(
             partial(self._cluster.producer, self._config),
-            # One that failed is dropped: it has reported all that it had by then.
+            # A failed producer needs no close: it has reported all its messages by then.
             lambda _failed: None,
             RENEW_AFTER_S,
             self._cluster.clock.monotonic,
@@ -76,7 +76,7 @@ class PlainOutbox(Outbox):
             self._poll(0)
 
     def due_in(self) -> float:
-        """As `Outbox` says: at once while the client has something to take or to report."""
+        """As `Outbox` says: at once while there are submissions."""
         return 0.0 if self.waiting else inf
 
     def flush(self, timeout: float) -> None:
@@ -84,14 +84,14 @@ class PlainOutbox(Outbox):
         self.serve()
         now = self._cluster.clock.monotonic
         end = now() + timeout
-        # By polls: the client's own flush (confluent-kafka 2.16, seen) ends with a SystemError where the client fails
-        # meanwhile, and the reason is lost.
-        while self._out and (left := end - now()) > 0:
+        # By polls: if the client fails meanwhile, its own flush ends with a SystemError and loses the reason
+        # (seen in confluent-kafka 2.16).
+        while self._unreported and (left := end - now()) > 0:
             self._poll(min(_FLUSH_POLL_S, left))
 
     def _poll(self, timeout: float) -> None:
-        """Have delivery reports made, those of a client that failed included."""
-        # A client that fails raises here instead of calling back, and goes on with its callbacks at the next call.
+        """Serve delivery reports, also of a failed client."""
+        # A client that fails raises once instead of calling back. The next call goes on with its callbacks.
         clients = self._clients
         try:
             clients.client.poll(timeout)
@@ -100,7 +100,7 @@ class PlainOutbox(Outbox):
                 raise
 
     def _send_waiting(self, clients: ClientRenewal[ProducerClient]) -> None:
-        """Send as much as the client takes, in the order in which it was submitted."""
+        """Send as many submissions as the client takes, in the order of submission."""
         if clients.failure is not None and not self._is_replaced(clients):
             return
         while self._queue:
@@ -110,7 +110,7 @@ class PlainOutbox(Outbox):
                 continue
             self._under_way[submission] = None
             while submission.sent < len(submission.messages):
-                # Before: a refusal at once may be the last answer that it waits for.
+                # Counted before the send: an immediate refusal may be its last missing answer.
                 submission.sent += 1
                 if not self._send(clients, submission, submission.messages[submission.sent - 1]):
                     submission.sent -= 1
@@ -118,17 +118,17 @@ class PlainOutbox(Outbox):
             self._queue.popleft()
 
     def _is_replaced(self, clients: ClientRenewal[ProducerClient]) -> bool:
-        """Replace a client that failed, and queue again what it had: nobody knows whether that was written."""
-        if self._out:
+        """Replace a failed client, and queue its messages again: it is unknown whether they were written."""
+        if self._unreported:
             clients.client.purge()
             self._poll(0)
-        if self._out or not clients.replace(clients.client):
+        if self._unreported or not clients.replace(clients.client):
             return False
         if clients.failure is not None:
             _log.warning("the producer failed, and another sends again what it had: %s", reason(clients.failure))
         clients.failure = None
         if self._queue and self._queue[0] in self._under_way:
-            # The client took a part of it.
+            # The client took only some of its messages, so it is in both.
             self._queue.popleft()
         for submission in reversed(self._under_way):
             submission.sent, submission.left = 0, len(submission.messages)
@@ -137,7 +137,7 @@ class PlainOutbox(Outbox):
         return True
 
     def _send(self, clients: ClientRenewal[ProducerClient], submission: Submission, message: Result) -> bool:
-        """Give the client a message; return whether it took it, or refused it. Else it is tried again soon."""
+        """Produce a message; return whether the client took or refused it. If not, it is sent again later."""
         try:
             clients.client.produce(
                 message.topic,
@@ -151,25 +151,25 @@ class PlainOutbox(Outbox):
             return False
         except KafkaException as error:
             clients.note_failure(error)
-            # The client says no more than that it failed; its next poll says why.
+            # This error only says that the client failed. Its next poll raises the cause.
             self._poll(0)
             if clients.failure is not None:
                 return False
             self._answered(submission, message.topic, error.args[0])
         else:
-            self._out += 1
+            self._unreported += 1
         return True
 
     def _delivered(self, submission: Submission, topic: str, error: KafkaError | None, _written: object) -> None:
-        self._out -= 1
+        self._unreported -= 1
         if error is not None:
             clients = self._clients
             if error.code() in _PURGED and clients.failure is not None:
-                # "Purged" is what becomes of all that a failing client has: why it failed says more.
+                # All messages of a failed client are reported as "purged". The cause of its failure says more.
                 error = clients.failure
-            # Nothing waits behind a parked message: who gave it up says why it is not written, and submits it again.
-            if submission.lane is not None and (error.fatal() or error.code() in _NOBODYS_FAULT):
-                # What was sent later is to be written after it.
+            # No submission waits behind a parked message: `DeadLetterPublisher` logs the error and submits it again.
+            if submission.lane is not None and (error.fatal() or error.code() in _NO_FAULT):
+                # Later submissions must be written after it, so the client is replaced and all are sent again.
                 clients.failure = clients.failure or error
                 return
         self._answered(submission, topic, error)
@@ -180,7 +180,7 @@ class PlainOutbox(Outbox):
         submission.left -= 1
         if submission.left:
             return
-        # Before it is gone: who waits for what is on its way must see the offsets done, or the lane woken.
+        # Removed last: a revocation that waits for submissions must then see the offsets done, or the lane woken.
         refusal = submission.refusal
         if refusal is None:
             submission.complete()

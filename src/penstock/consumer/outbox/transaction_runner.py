@@ -1,11 +1,11 @@
-"""Runs Kafka transactions on a producer that can be abandoned: nothing of the client library is without a bound.
+"""The transaction runner: Kafka transactions on a producer that can be abandoned. Each client call has a bound.
 
 The library ignores the time-out of `send_offsets_to_transaction` while the group's coordinator is away
-(librdkafka#5456). So each call is made on a `Disposable`; one that does not answer in time is abandoned with its
-producer, and the next producer fences it by their transactional id. A broker cannot end a transaction whose marker a
-partition does not take, and gives its id to nobody: then the next producer has another one.
+(librdkafka#5456). So each call is made on a `Disposable`. A call that does not answer in time is abandoned with its
+producer, and the next producer fences it by their transactional id. A broker cannot end a transaction if a partition
+does not take its marker, and meanwhile no producer gets its id. Then the next producer takes a new id.
 
-The owner waits for none of these calls: what makes one is a generator (`Steps`), which yields until it has returned.
+The owner never waits for a call. Each call is a generator (`Steps`), which yields until the call has returned.
 """
 
 from __future__ import annotations
@@ -30,34 +30,34 @@ from penstock.errors import PenstockError
 from penstock.offsets import CommitPoint
 
 T = TypeVar("T")
-#: Yields while a call has not returned, and returns what came of it.
+#: Yields while a call is under way, and returns its result.
 Steps = Generator[None, None, T]
 
 _log = logging.getLogger(__name__)
 
-#: Seconds in which something of a transaction must be stored; and of one to a topic that did not answer before, which
-#: all others wait for.
+#: Seconds until brokers must have stored some of a transaction. Less for a trial of a topic that did not answer
+#: before, because all other topics wait for it.
 _DELIVERY_S = 5.0
 _TRIAL_DELIVERY_S = 1.0
-#: Seconds after which a transaction is abandoned: its calls have limits of their own, that the library may ignore.
+#: Seconds until a transaction is abandoned. Its calls have limits of their own, but the library may ignore them.
 _ABANDON_AFTER_S = 12.0
-#: Seconds of one try to initialise a producer, and of all of them.
+#: Seconds for one try to initialise a producer, and for all tries.
 _OPEN_TRY_S = 10.0
-#: What the writer does until all is stored.
+#: The writer's steps until all is stored.
 _DELIVERING = frozenset({"produce", "delivery"})
 
 
 class TooSlowError(PenstockError):
-    """Brokers stored some of a transaction, and not all of it in its time: it is too large for them."""
+    """Brokers stored only a part of a transaction in its time: it is too large for them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """What brokers found fault with in a transaction that failed."""
+    """The faults that brokers found in a failed transaction."""
 
-    #: Topics that take nothing, each with the broker's error.
+    #: Topics that take no message, each with the broker's error.
     topics: Mapping[str, KafkaError] = field(default_factory=dict)
-    #: The topic that refused one of the messages, nobody knows which, and why; or None.
+    #: The topic that refused one of its messages, and the error; or None. It is unknown which message that was.
     message: tuple[str, KafkaError] | None = None
     #: Topics that did not answer.
     silent: Collection[str] = ()
@@ -67,15 +67,15 @@ class Faults:
 
 
 def transactional_ids(group: str) -> str:
-    """Return how the transactional ids of a group's members begin."""
+    """Return the prefix of the transactional ids of a group's members."""
     return f"penstock.{group}."
 
 
 class TransactionRunner:
-    """For one thread. What is raised says that a transaction failed; then `discard` is to be called.
+    """Runs transactions for one thread. Any exception means a failed transaction; the owner then calls `discard`.
 
     Args:
-        name: of the threads that make the calls.
+        name: name of the threads that make the calls.
     """
 
     def __init__(self, name: str, group: str, cluster: Cluster, config: Mapping[str, Any]) -> None:
@@ -86,13 +86,13 @@ class TransactionRunner:
         self._left = LeftBehind(name)
         self._calls: Disposable | None = None
         self._writer: TransactionalWriter | None = None
-        # No other process has the id, so nobody fences this one but its own successor. None: a new one is to be taken.
+        # No other process has this id, so only its own successor fences it. None: the next producer takes a new id.
         self._transactional_id: str | None = None
         #: Whether a call is under way.
         self.is_calling = False
 
     def require_open(self) -> Steps[None]:
-        """Open a producer where none is. What a predecessor left open under its id has ended when this returns."""
+        """Open a producer if there is none. Then any open transaction of its predecessor with the same id has ended."""
         if self._writer is None:
             self._writer = yield from self._call("opening a transactional producer", self._open)
 
@@ -110,16 +110,16 @@ class TransactionRunner:
         found = {}
         for at in (yield from self._call("asking for the group's offsets", ask)):
             if at.error is not None:
-                # A partition without an answer is not known: it may have been committed.
+                # Without an answer for one partition, a commit is possible.
                 raise KafkaException(at.error)
             found[asked[at.topic, at.partition]] = CommitPoint(at.offset, at.metadata or "")
         return found
 
     def run(self, transaction: Transaction, group_metadata: Any, *, is_trial: bool = False) -> Steps[None]:
-        """Write, add the positions as of the group's generation, commit; where it `is_trial`, do not wait for long.
+        """Write the messages, add the positions with the group's generation, and commit.
 
-        `TooSlowError`, `GivenUpError`: it did not get as far as its end in time, and never will. `NotAnsweredError`:
-        nobody knows.
+        With `is_trial` it waits less for the delivery. `TooSlowError` and `GivenUpError`: it did not reach its end in
+        time, and will not be committed. `NotAnsweredError`: its outcome is unknown.
         """
         if (writer := self._writer) is None:
             raise NotOpenedError("the producer was given up")
@@ -160,22 +160,22 @@ class TransactionRunner:
         writer.commit()
 
     def faults(self) -> Faults:
-        """Return what brokers found fault with in the transaction that failed."""
+        """Return the faults that brokers found in the failed transaction."""
         writer = self._writer
         if writer is None:
             return Faults()
         blame = writer.blame
-        topics = {topic: _not_let_in(why) for topic, why in writer.not_let_in().items()}
+        topics = {topic: _error_of(text) for topic, text in writer.not_let_in().items()}
         topics |= {topic: blame.errors[topic] for topic in blame.topics}
         refused = blame.messages.get("")
         return Faults(topics, None if refused is None else (refused[0], blame.errors[""]), frozenset(blame.silent))
 
     def discard(self, *, abort: bool | None, is_lost: bool = False) -> None:
-        """Give the producer up after a failure, with an abort where the end of its transaction is not in doubt.
+        """Give up the producer after a failure.
 
-        With None there is an abort where the call under way, if any, comes back and has not begun an end.
-
-        With `is_lost` its id too, for the broker may not be able to end what is open under it.
+        `abort`: whether to abort its transaction, which must not be in doubt. With None it aborts unless an end has
+        begun, after the call under way has returned. `is_lost`: give up its id too, because the broker may be unable
+        to end the open transaction.
         """
         writer, self._writer = self._writer, None
         calls = self._calls
@@ -190,7 +190,7 @@ class TransactionRunner:
             calls.start("closing", end)
 
     def close(self) -> None:
-        """Give the producer up, and the thread that makes the calls, once the one under way has returned."""
+        """Give up the producer and its calling thread, after the call under way has returned."""
         self.discard(abort=None)
         if self._calls is not None:
             self._calls.close()
@@ -217,15 +217,15 @@ class TransactionRunner:
         return call.result()
 
 
-def _not_let_in(why: str) -> KafkaError:
-    """Return the error of a topic that was not let into a transaction, which only the client's log tells."""
-    if is_forbidden(why):
+def _error_of(log_text: str) -> KafkaError:
+    """Return the error of a topic that the broker kept out of a transaction. Only the client's log has its text."""
+    if is_forbidden(log_text):
         return KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)
-    return KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART, why)
+    return KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART, log_text)
 
 
 def _end(writer: TransactionalWriter | None, *, abort: bool | None) -> None:
-    """Abort what a writer has open, so that it holds no readers back, and discard it. On its own thread."""
+    """Abort a writer's open transaction, so that it holds back no readers, and close the writer. On its own thread."""
     if writer is None:
         return
     try:

@@ -1,26 +1,26 @@
-"""The transactional outbox: submissions and the offsets they are for, in one Kafka transaction; readers see each once.
+"""The transactional outbox: submissions and their offsets in one Kafka transaction, so that readers see each once.
 
-It takes what has come together since the last transaction (`interval_s`), writes it, adds the group's offsets of
-exactly those messages that are done with it, with the offset map, and commits. Handlers go on meanwhile, and what they
-return waits for the next one.
+It takes the submissions that came since the last transaction (`interval_s`) and writes them. It adds the group's
+offsets of exactly the messages that are done with them, with the offset map, and commits. Handlers go on meanwhile.
+Their results wait for the next transaction.
 
-What was in a transaction that was aborted is written again, from the messages at hand, before anything else: no handler
-is called for it. One in doubt is settled first: a successor under the same id has ended it, so that the group's
-committed offsets tell whether it was committed. Offsets are done in their trackers once the transaction is committed;
-its positions are taken from the trackers as if they were. A submission goes in only with its offset: one that the
-offset map has no room for waits, with what is above it in its partition.
+The submissions of an aborted transaction are written again before all others, and no handler is called again. A
+transaction in doubt is settled first: a successor with the same id has ended it, so the group's committed offsets show
+whether it was committed. The trackers mark the offsets done after the commit. The positions are computed as if they
+were done already. A submission never goes without its offset: if the offset map has no room for the offset, the
+submission waits, and so do all above it in its partition.
 
-A transaction that fails for what is in it is *split*: the next has half of it, so that the one submission which a
-broker refuses, or which is too large to be delivered in time, is alone in the end; then it is refused. Topics that do
-not answer are *silent*: what is for them waits, with what is behind it in its lane, and one submission is tried alone
-now and then; the others go on.
+A transaction that fails for its content is *split*: the next one has half of it. So a submission that a broker refuses,
+or that is too large to be delivered in time, is alone in the end. Then it is refused. A topic that does not answer is
+*silent*: its submissions wait, with all behind them in their lanes. Now and then one of them is tried alone. The
+submissions of other topics go on.
 
-Fencing is by the group's generation: positions of a member that was put out are refused, so a zombie's results never
-become visible. The next owner of a partition asks for stable offsets, and so waits for a transaction that is open.
+Fencing is by the group's generation: the broker refuses positions of a member that left the group, so results of a
+zombie never become visible. The next owner of a partition asks for stable offsets, which waits for open transactions.
 
-The poll thread puts transactions together and acts on their ends; the calls that one takes are made on a thread that
-can be abandoned (`TransactionRunner`). So no rebalance comes between the group's generation and the positions that are
-committed as of it. `_main` reads as if it waited: it is a generator, which `serve` lets go on.
+The poll thread composes transactions and acts on their ends. The calls of a transaction are made on a thread that can
+be abandoned (`TransactionRunner`). So no rebalance can come between reading the group's generation and composing the
+positions that are committed with it. `_main` reads as if it waited: it is a generator, which `serve` advances.
 """
 
 from __future__ import annotations
@@ -46,24 +46,24 @@ from penstock.offsets import MAX_METADATA_CHARS, CommitPoint
 
 _log = rationed(__name__)
 
-#: What a transaction fails with, besides what the client library raises.
+#: Failures of a transaction, besides errors of the client library.
 _FAILURES = (TooSlowError, GivenUpError, NotAnsweredError, UnknownEndError, NotOpenedError, IdLostError)
-#: Seconds between two tries of what failed for no message's fault.
+#: Seconds until the next try after a failure that is no fault of a message.
 _RETRY_DELAY_S = 0.2
-#: Seconds that an answer may take which says that a transaction in doubt was not committed.
+#: Longest time of an answer, in seconds, that counts as proof that a transaction in doubt was not committed.
 _DOUBT_ANSWER_S = 1.0
 #: Seconds between two log lines about failures of one kind.
 _LOG_AGAIN_S = 10.0
-#: Seconds between two looks whether a call has returned.
+#: Seconds between two checks of a call under way.
 _CALL_POLL_S = 0.005
-#: Submissions in one transaction, and their bytes, at most.
+#: Most submissions in one transaction, and most bytes.
 _MOST = 20_000
 _MOST_BYTES = 32 * 1024 * 1024
-#: Submissions that are sent without waiting for more.
+#: Queued submissions at which a transaction begins before its interval has passed.
 _FULL = 5_000
-#: Bytes below which one submission alone is not to blame for a transaction that takes too long.
+#: A smaller submission, in bytes, is never blamed for a transaction that takes too long.
 _LARGE_BYTES = 1024 * 1024
-#: Seconds before a silent topic is tried again; how many brokers that are well may take for it is the runner's to know.
+#: Seconds until a silent topic is tried again.
 _SILENT_TOPIC_RETRY_S = 5.0
 
 
@@ -71,9 +71,9 @@ class TransactionalOutbox(Outbox):
     """Sends in Kafka transactions, exactly once.
 
     Args:
-        interval_s: seconds between the beginnings of two transactions, at least.
-        assignments: of which positions are committed.
-        complete_finished: completes what handlers finished of the runs that they are still at.
+        interval_s: least seconds between the beginnings of two transactions.
+        assignments: the partitions whose positions are committed.
+        complete_finished: completes the messages that handlers have finished in runs under way.
     """
 
     _runner: TransactionRunner
@@ -93,31 +93,31 @@ class TransactionalOutbox(Outbox):
         self._clock = clock
         self._assignments = assignments
         self._complete_finished = complete_finished
-        #: Returns the group's metadata, in which positions are committed; None while this member has no id.
+        #: Returns the group's metadata for committing positions; None while this member has no id.
         self.generation: Callable[[], Any] = lambda: None
-        #: Takes the error of a group that refuses positions for want of a right.
+        #: Takes the error of a group that refuses positions because a permission is missing.
         self.note_refusal: Callable[[KafkaError], object] = lambda _: None
         self._began_at = 0.0
-        # Until when a failure is not tried again.
-        self._again_at = 0.0
+        # No transaction begins before this time, after a failure.
+        self._retry_at = 0.0
         self._is_expedited = False
-        # How many of the queue the last transaction put back: they wait for a topic, or for room in the offset map.
+        # How many submissions the last transaction put back: they wait for a topic, or for room in the offset map.
         self._kept = 0
-        # The transaction in doubt, and when the group's offsets did not have it for the first time.
+        # The transaction in doubt, and when the group's offsets denied its commit for the first time.
         self._doubt: Transaction | None = None
         self._denied_at: float | None = None
-        # Characters of an offset map, at most.
+        # Most characters of an offset map.
         self._map_chars = MAX_METADATA_CHARS
-        # Submissions of a transaction, at most, and the one that was alone in the last, which took too long.
+        # Most submissions of the next transaction, and the submission that was alone in the last one and too slow.
         self._most = _MOST
         self._slow: Submission | None = None
-        # Topics that did not answer, each with the time until which nothing is written there.
+        # Topics that did not answer, each with the time of its next try.
         self._silent: dict[str, float] = {}
-        # Whether the transaction under way is one submission for such a topic.
+        # Whether the transaction under way is the trial of such a topic, with one submission.
         self._is_trial = False
-        #: Transactions that were committed.
+        #: Number of committed transactions.
         self.transactions = 0
-        #: Whether it has failed for ever, and the consumer stops: nothing is sent any more.
+        #: Whether it has failed for good. The consumer stops, and nothing is sent any more.
         self.has_failed = False
         self._steps = self._main()
 
@@ -126,7 +126,7 @@ class TransactionalOutbox(Outbox):
         self._runner = TransactionRunner(f"penstock-outbox-{self._group}", self._group, cluster, config)
 
     def serve(self) -> None:
-        """Begin a transaction that is due, or act on the end of the one under way. What it raises ends the consumer."""
+        """Begin a due transaction, or act on the end of the one under way. An exception ends the consumer."""
         if self.has_failed:
             return
         try:
@@ -136,7 +136,7 @@ class TransactionalOutbox(Outbox):
             raise
 
     def submissions(self) -> list[Submission]:
-        """As `Outbox` says; none where nothing is sent any more, for nothing is to be waited for then."""
+        """As `Outbox` says; none after it has failed, so that no code waits for them."""
         return [] if self.has_failed else super().submissions()
 
     def due_in(self) -> float:
@@ -152,7 +152,7 @@ class TransactionalOutbox(Outbox):
         self._runner.close()
 
     def changed(self, done: Mapping[Assignment, Places] = MappingProxyType({})) -> dict[Assignment, CommitPoint]:
-        """Return what is to be committed once these places are done; only what the group does not have."""
+        """Return the commit points once these places are done, without commit points that the group has already."""
         self._complete_finished()
         found = {}
         for assignment in self._assignments.all():
@@ -165,28 +165,28 @@ class TransactionalOutbox(Outbox):
     @property
     def _due_at(self) -> float:
         """When the next transaction begins, on the engine's clock."""
-        return self._again_at if self._is_expedited else max(self._again_at, self._began_at + self._interval_s)
+        return self._retry_at if self._is_expedited else max(self._retry_at, self._began_at + self._interval_s)
 
     def _main(self) -> Steps[None]:
         while True:
             if len(self._queue) - self._kept >= _FULL:
                 self.expedite()
-            # The next follows at once on one that was committed, where it is due by then.
+            # After a commit the next one begins at once if it is due.
             if self._clock.monotonic() < self._due_at or not (yield from self._transact()):
                 yield
 
     def _transact(self) -> Steps[bool]:
-        """Run one transaction with what has come together; tell whether it was committed."""
+        """Run one transaction with the queued submissions; return whether it was committed."""
         self._is_expedited, self._began_at = False, self._clock.monotonic()
         transaction: Transaction | None = None
         try:
             yield from self._runner.require_open()
             if not (yield from self._is_settled()):
-                self._again_at = self._clock.monotonic() + SURE_S
+                self._retry_at = self._clock.monotonic() + SURE_S
                 return False
             metadata = self.generation()
             if metadata is None:
-                self._again_at = self._clock.monotonic() + _RETRY_DELAY_S
+                self._retry_at = self._clock.monotonic() + _RETRY_DELAY_S
                 return False
             transaction = self._next()
             if transaction.inside or transaction.positions:
@@ -198,7 +198,7 @@ class TransactionalOutbox(Outbox):
         return False
 
     def _next(self) -> Transaction:
-        """Return the next transaction: what is first in the queue, may go, and has its offset in the positions."""
+        """Compose the next transaction: the first submissions that may go and whose offsets the positions cover."""
         aside: list[Submission] = []
         lanes: set[ConsumerLane] = set()
         full: Full = {}
@@ -206,12 +206,12 @@ class TransactionalOutbox(Outbox):
             inside, kept = self._take(aside, lanes, full)
             positions = self.changed(places := places_of(inside))
             while note_full(full, places, positions):
-                # In front of what was kept, which is behind it where both are of one key.
+                # In front of the kept ones: of one key, the kept submission is the later one.
                 kept = [*(submission for submission in inside if has_no_room(full, submission)), *kept]
                 inside = [submission for submission in inside if not has_no_room(full, submission)]
                 positions = self.changed(places := places_of(inside))
             aside += kept
-            # What has no room gets it from what is below it, which may stand behind it in the queue.
+            # Lower offsets make room for the kept ones, and may stand behind them in the queue.
             if inside or not kept:
                 self._kept = len(aside)
                 self._put_back(aside, inside)
@@ -220,10 +220,10 @@ class TransactionalOutbox(Outbox):
     def _take(
         self, aside: Sequence[Submission], lanes: set[ConsumerLane], full: Full
     ) -> tuple[list[Submission], list[Submission]]:
-        """Take from the queue what may be in one transaction; and what is to be kept.
+        """Take submissions from the queue: those for one transaction, and those to keep for later.
 
-        That is for silent topics, or behind such in one of these lanes, or waits for room. What was put aside before
-        stays so.
+        Kept are submissions for silent topics, all behind them in their `lanes`, and submissions that wait for room.
+        Submissions in `aside` were kept before.
         """
         inside: list[Submission] = []
         gone: list[Submission] = []
@@ -233,11 +233,11 @@ class TransactionalOutbox(Outbox):
         queue, most = self._queue, self._most
         while queue and len(inside) < most and not self._is_trial:
             submission = queue[0]
-            # Until when nothing is written to one of its topics; 0 where none of them is silent.
+            # When its silent topics may be tried again; 0 if none of its topics is silent.
             until = max([0.0, *(self._silent.get(to.topic, 0.0) for to in submission.messages)]) if keeps else 0.0
             is_silent = keeps and (until > now or submission.lane in lanes)
             is_kept = is_silent or (keeps and has_no_room(full, submission))
-            # One of a topic that was silent is tried alone: it would fail all others.
+            # A trial of a silent topic is alone, because it could fail all others.
             if inside and not is_kept and (until or size_bytes + submission.size_bytes > _MOST_BYTES):
                 break
             queue.popleft()
@@ -257,27 +257,27 @@ class TransactionalOutbox(Outbox):
         return inside, kept
 
     def _put_back(self, submissions: Sequence[Submission], inside: list[Submission]) -> None:
-        """Put submissions back to where they were taken from; `inside` is what is left of the transaction."""
+        """Put submissions back to the front of the queue; `inside` remains in the transaction."""
         self._queue.extendleft(reversed(submissions))
         self._under_way = inside
 
     def _is_settled(self) -> Steps[bool]:
-        """Find out whether the transaction in doubt was committed: its successor under the same id has ended it.
+        """Find out whether the transaction in doubt was committed. Its successor with the same id has ended it.
 
-        That it was not is believed when it is answered at once, and again some seconds later: a broker that stood still
-        tells what was, until it hears that another coordinates the group now. False: ask again.
+        A "no" counts only if it comes at once, and again some seconds later. A broker that was suspended reports old
+        offsets until it learns that another broker coordinates the group now. Returns False if it must ask again.
         """
         if (doubt := self._doubt) is None:
             return True
         begun = self._clock.monotonic()
-        # A partition that is gone may have been moved on by its next owner.
+        # Offsets of a partition that is gone prove nothing: its next owner may have moved them.
         ours = {
             assignment: sent
             for assignment, sent in doubt.positions.items()
             if not assignment.is_gone and sent != assignment.committed
         }
         found = (yield from self._runner.committed(list(ours))) if ours else {}
-        # It took effect whole or not at all.
+        # A transaction is atomic, so one matching partition proves the commit.
         if any(found.get(assignment) == sent for assignment, sent in ours.items()):
             self._doubt = None
             self._note_committed(doubt)
@@ -305,10 +305,10 @@ class TransactionalOutbox(Outbox):
         self._under_way = []
 
     def _note_failed(self, transaction: Transaction | None, error: BaseException) -> None:
-        """Leave what was in it to be done again, without what the broker refused."""
-        self._again_at = self._clock.monotonic() + _RETRY_DELAY_S
+        """Queue its submissions again, except for those that the broker refused."""
+        self._retry_at = self._clock.monotonic() + _RETRY_DELAY_S
         is_lost = isinstance(error, IdLostError)
-        # What is abandoned in its end may return, and be committed, until a successor has taken its id.
+        # A commit that was abandoned may still take effect, until a successor has taken the id.
         if transaction is not None and isinstance(error, UnknownEndError | NotAnsweredError):
             self._doubt, self._denied_at = transaction, None
         elif transaction is not None:
@@ -324,13 +324,13 @@ class TransactionalOutbox(Outbox):
             self._group,
             reason(error),
             "the group's offsets will tell" if self._doubt is not None else "it is repeated with the same results",
-            # The same now and then only, for it is tried again at once.
+            # Rationed, because it is tried again at once.
             extra=once_in(_LOG_AGAIN_S, (self._group, code_of(error) or type(error)), self._clock.monotonic()),
         )
 
     def _leave_maps_out(self) -> None:
-        """Commit again at once, and from now on, without maps: the broker does not take one."""
-        self._again_at = 0.0
+        """Commit without offset maps from now on, and at once: the broker refuses them."""
+        self._retry_at = 0.0
         self.expedite()
         if not self._map_chars:
             return
@@ -344,9 +344,9 @@ class TransactionalOutbox(Outbox):
         )
 
     def _judge(self, inside: Sequence[Submission], error: BaseException) -> bool:
-        """Refuse what brokers find fault with, split where that is not known, and leave the rest to be done again.
+        """Refuse submissions with a fault, split the transaction if the culprit is unknown, and queue the rest again.
 
-        Returns whether topics are silent: a broker may not be able to end the transaction there.
+        Returns whether topics are silent. Then a broker may be unable to end the transaction there.
         """
         faults = self._runner.faults()
         refused = {
@@ -355,7 +355,7 @@ class TransactionalOutbox(Outbox):
             for message in submission.messages
             if message.topic in faults.topics
         }
-        # One of these is to blame; which, nobody knows.
+        # One of the suspects is the culprit, but it is unknown which one.
         suspects, why = list[Submission](), faults.message
         if not refused and why is not None:
             topic = why[0]
@@ -376,13 +376,13 @@ class TransactionalOutbox(Outbox):
         return bool(faults.silent)
 
     def _split(self, inside: Sequence[Submission]) -> None:
-        """Have half of it in the next transaction, at once."""
-        self._most, self._again_at = len(inside) // 2, 0.0
+        """Begin the next transaction at once, with half of the submissions."""
+        self._most, self._retry_at = len(inside) // 2, 0.0
         self.expedite()
 
     def _why_too_slow(self, inside: Sequence[Submission]) -> tuple[str, KafkaError] | None:
-        """Return why a large one is refused that was alone in two transactions which took too long; None for others."""
-        # Once may be by chance.
+        """Return the refusal of a large submission that was alone in two slow transactions; None for any other."""
+        # Once may be chance.
         former, self._slow = self._slow, inside[0] if len(inside) == 1 else None
         if self._slow is None or self._slow is not former or former.size_bytes < _LARGE_BYTES:
             return None
