@@ -1,4 +1,4 @@
-"""The consumer engine: poll loop, lanes' workers and tasks, retries, dead letters, rebalance and drain."""
+"""The consumer engine: poll loop, lanes, workers and tasks, retries, dead letters, rebalance and drain."""
 
 from penstock.clients.cluster import Clock, Cluster
 from penstock.clients.rights import Operation, Resource, Right, Rights

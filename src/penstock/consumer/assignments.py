@@ -1,12 +1,12 @@
 """Assignments: one object for each incarnation of a partition in this process; and the sizes of messages.
 
-State hangs on the object, never on the partition's number: when a partition goes and comes back, completions and
-retries of the former incarnation find an object that nobody commits any more.
+State hangs on the object, never on the partition's number. After a partition went and came back, completions and
+retries of its former incarnation reach an old object, which is never committed.
 
-Sizes are in bytes, as the limits count them: key, value and headers, and the objects around them. The client has the
-length of a value alone. A key costs a call a message; headers cost as much as all the rest of the routing, for they are
-made Python objects. So of many messages at once some are a sample for the others, as long as none of a partition had a
-key or headers of a size that matters; from then on each is measured.
+Sizes are in bytes, as the limits count them: key, value, headers and the objects around them. The client offers only
+the length of a value. A key costs one call per message. Headers cost as much as the whole rest of the routing, because
+they become Python objects. So for many messages a sample is measured, until a partition has a message with a large key
+or large headers. From then on each message of that partition is measured.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from penstock.routing import Lane, ParkedKey, Run, RunsAside
 
 
 class PauseReason(StrEnum):
-    """Why a partition is paused; the value is what statistics and explanations show."""
+    """Why a partition is paused. Statistics and explanations show the value."""
 
     APP = "by the app"
     IN_FLIGHT = "in-flight limit"
@@ -41,7 +41,7 @@ class AppPause:
 
     #: In seconds since the epoch.
     since: float
-    #: The call that ends it, for this partition alone where it alone is paused.
+    #: The call that ends it: for this partition, or for its topic if the whole topic is paused.
     ended_by: str
 
 
@@ -49,42 +49,42 @@ class AppPause:
 class Assignment:
     """One incarnation of a partition.
 
-    Where the group has no offset, or none was fetched, nobody knows where reading starts until the first message comes,
-    or the client has a position. Until then the tracker counts from 0, which is nothing to commit or to count lag from.
+    If the group has no offset, or it was not fetched, the start of reading is unknown until the first message comes or
+    the client has a position. Until then the tracker counts from 0, which is no offset to commit or to count lag from.
 
-    The poll thread writes all fields; workers read `active` and `route` and complete on `tracker`, which is
-    thread-safe. `active` falls once and never rises again.
+    The poll thread writes all fields. Workers read `active` and `route`, and complete on `tracker`, which is
+    thread-safe. `active` becomes False once and never True again.
     """
 
     topic: str
     partition: int
     route: Route
     _: KW_ONLY
-    #: The offset at which reading starts, or None where it is not known. Never written again.
+    #: The offset at which reading starts, or None if it is unknown. Never written again.
     start: int | None
     restored: InitVar[OffsetMap | None] = None
-    #: Whose offset maps are committed: group, topic and partition.
+    #: The owner in committed offset maps: group, topic and partition.
     owner: bytes = b""
     tracker: Tracker = field(init=False)
-    #: False once revoked or lost: nothing more of it is handed out, completed or committed.
+    #: False once revoked or lost. Then its messages are not handed out, completed or committed.
     active: bool = field(default=True, init=False)
-    #: What was sent to be committed last, and whether the group is known to have it.
+    #: The commit point that was sent last, and whether the group is known to have it.
     committed: CommitPoint = field(init=False)
     acknowledged: bool = field(default=True, init=False)
     #: Why the partition is paused, or None.
     paused: PauseReason | None = field(default=None, init=False)
-    #: Since when it has been at its limit, or None.
+    #: The time since when it has been at its limit, or None.
     full_since: float | None = field(default=None, init=False)
-    #: Up to which position its offset map has room, and when that is to be measured again.
+    #: The position up to which its offset map has room, and the time to measure that again.
     map_end: int = field(default=0, init=False)
     map_look: float = field(default=0.0, init=False)
-    #: Whether the client seeks a logical offset; its own position means nothing before the first message.
+    #: Whether the client seeks a logical offset. Its own position means nothing before the first message.
     is_sought: bool = field(default=False, init=False)
-    #: Whether a message with a large key or large headers was seen: from then on each is measured with its own.
+    #: Whether a message with a large key or large headers was seen. From then on each message is measured.
     sizes_each: bool = field(default=False, init=False)
-    #: Whether it is forgotten: revoked, with all that could be committed of it, or lost.
+    #: Whether it was removed: lost, or revoked and committed as far as possible.
     is_gone: bool = field(default=False, init=False)
-    #: The end of the partition's log as the client last heard of it, or None.
+    #: The end of the partition's log as last reported by the client, or None.
     end: int | None = field(default=None, init=False)
 
     def __post_init__(self, restored: OffsetMap | None) -> None:
@@ -93,15 +93,15 @@ class Assignment:
 
     @property
     def known(self) -> bool:
-        """Whether it is known where the partition stands. Once it is, it stays so."""
+        """Whether the position of the partition is known. Once True, it stays True."""
         return self.start is not None or self.tracker.position > 0
 
     def lag(self, watermark: int) -> int | None:
-        """Return the offsets from the watermark to the end of the log, or None while one of them is not known."""
-        # What the client knows of the end comes with fetches, and those have ended where the app has paused it.
+        """Return the offsets from the watermark to the end of the log, or None while one of them is unknown."""
+        # The client learns the end of the log from fetches, and a partition paused by the app has none.
         if self.end is None or self.paused is PauseReason.APP:
             return None
-        # The client has no position in a log that never had a record, and there is nothing to read in it.
+        # An end of 0 means a log that never had a record. The client has no position in it, and the lag is 0.
         if not self.known and self.end > 0:
             return None
         return max(0, self.end - watermark)
@@ -112,7 +112,7 @@ class Assignment:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Fetch:
-    """What one fetch brought of one assignment, and when: the owner of its runs.
+    """The messages of one fetch of one assignment: the owner of its runs.
 
     Immutable once its messages are on their lanes.
     """
@@ -120,13 +120,13 @@ class Fetch:
     assignment: Assignment
     block: Block
     arrived: float
-    #: What stands for the keys of its messages, by their places in the block, where `key=` says so: asked for once.
+    #: The keys that `key=` returned for its messages, by index in the block; None without `key=`. Computed once.
     keys: Sequence[GivenKey] | None = field(default=None, init=False)
-    #: Whether a key could not be had of some of its messages: they fail when they are handled.
+    #: Whether the key function failed for some of its messages. These fail when they are handled.
     has_unkeyed: bool = field(default=False, init=False)
 
     def ask_keys(self, records: Iterable[Record]) -> None:
-        """Ask what stands for the keys of all its messages, where `key=` says so. Before they are put on lanes."""
+        """Call `key=` for all its messages, if the handler has that option. Before they are put on lanes."""
         ordering = self.assignment.route.ordering
         if ordering.has_given_keys:
             self.keys = ordering.given_keys(records)
@@ -137,30 +137,30 @@ ConsumerRun = Run[Fetch, Record]
 ConsumerLane = Lane[Fetch, Record]
 ConsumerParked = ParkedKey[Fetch, Record]
 ConsumerAside = RunsAside[Fetch, Record]
-#: A message in flight: what it belongs to, its place in the block, and the record.
+#: A message in flight: its fetch, its index in the block, and the record.
 Item = tuple[Fetch, int, Record]
 
 
 def require_key(item: Item) -> Hashable:
-    """Return what a message has in common with those that wait for it; raise what `key=` raised for the message."""
+    """Return the identity of a message: equal ones wait for each other. Raise the failure of its key function."""
     fetch, index, record = item
     keys = fetch.keys
     return fetch.assignment.route.ordering.identity_by(record.key() if keys is None else keys[index], record)
 
 
 class Assignments:
-    """The partitions this process has now. The poll thread changes it, any thread may read a copy."""
+    """The current assignments of this process. The poll thread changes them; any thread may read a copy."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._current: dict[tuple[str, int], Assignment] = {}
 
     def get(self, topic: str, partition: int) -> Assignment | None:
-        """Return the present incarnation of a partition, or None. On the poll thread only."""
+        """Return the current incarnation of a partition, or None. On the poll thread only."""
         return self._current.get((topic, partition))
 
     def put(self, assignment: Assignment) -> None:
-        """Take a new incarnation in; a former one of the same partition becomes inactive."""
+        """Add a new incarnation. A former one of the same partition becomes inactive."""
         with self._lock:
             former = self._current.get((assignment.topic, assignment.partition))
             if former is not None:
@@ -168,44 +168,44 @@ class Assignments:
             self._current[assignment.topic, assignment.partition] = assignment
 
     def deactivate(self, partitions: Iterable[tuple[str, int]]) -> list[Assignment]:
-        """Stop handing out messages of these partitions and return their assignments, which stay in the table."""
+        """Stop handing out messages of these partitions; return their assignments, which stay in the table."""
         found = [self._current[place] for place in partitions if place in self._current]
         for assignment in found:
             assignment.active = False
         return found
 
     def remove(self, assignments: Iterable[Assignment]) -> None:
-        """Forget these assignments."""
+        """Remove these assignments."""
         with self._lock:
             for assignment in assignments:
                 assignment.is_gone = True
                 self._current.pop((assignment.topic, assignment.partition), None)
 
     def all(self) -> list[Assignment]:
-        """Return the present assignments."""
+        """Return the current assignments."""
         with self._lock:
             return list(self._current.values())
 
 
-#: Bytes that a message takes besides its key, value and headers: the objects of the client and of Python.
+#: Bytes of a message besides its key, value and headers: the objects of the client and of Python.
 OVERHEAD_BYTES = 300
-#: Bytes that a header takes besides its name and content.
+#: Bytes of a header besides its name and content.
 _HEADER_BYTES = 150
-#: One of so many messages is the sample, the first among them, in a fetch of more than twice as many. A prime: where
-#: several senders alternate, all are seen.
+#: In a fetch of more than `_MANY` messages, each 31st is measured. A prime, so that the sample has messages of all
+#: senders if several senders alternate.
 _SAMPLED = 31
 _MANY = 2 * _SAMPLED
-#: Bytes of key and headers of one message from which on each of its partition is measured.
+#: After a message with so many bytes of key and headers, each message of its partition is measured.
 _LARGE_BYTES = 1024
 
 
 def size_in_bytes(record: Record) -> int:
-    """Return the bytes that a message takes, about."""
+    """Return the approximate bytes of a message."""
     return OVERHEAD_BYTES + len(record) + _unsized_bytes(record)
 
 
 def total_size_in_bytes(records: Sequence[Record], assignment: Assignment) -> int:
-    """Return the bytes that messages of one partition take, about. On the poll thread only."""
+    """Return the approximate bytes of messages of one partition. On the poll thread only."""
     sample = records if assignment.sizes_each or len(records) <= _MANY else records[::_SAMPLED]
     sizes = [_unsized_bytes(record) for record in sample]
     if not assignment.sizes_each and max(sizes) >= _LARGE_BYTES:
@@ -215,10 +215,10 @@ def total_size_in_bytes(records: Sequence[Record], assignment: Assignment) -> in
 
 
 def _unsized_bytes(record: Record) -> int:
-    """Return the bytes of what a message's own length leaves out."""
+    """Return the bytes of a message's key and headers, which its `len` leaves out."""
     try:
         headers = headers_of(record) or ()
     except UnicodeDecodeError:
-        headers = ()  # the client cannot read them at all
+        headers = ()  # the client cannot read them
     sizes = [_HEADER_BYTES + len(name) + len(content or b"") for name, content in headers]
     return len(record.key() or b"") + sum(sizes)

@@ -1,7 +1,7 @@
-"""The engine: the parts of a consumer that handle messages, put together, without a thread of their own.
+"""The engine: builds and connects the parts of a consumer that handle messages. It has no thread of its own.
 
-Whoever puts messages on its lanes runs it: a poll loop (`poll/loop.py`), on threads by `LitePushConsumer` and step by
-step by `penstock.testing`, or a task of Spark.
+Its driver puts messages on its lanes: a poll loop (`poll/loop.py`) or a task of Spark. `LitePushConsumer` runs the poll
+loop on a thread, `penstock.testing` runs it step by step.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class PollCounts:
-    """What the poll thread counts, as `ConsumerStatistics` shows it."""
+    """The counts of the poll thread, as `ConsumerStatistics` shows them."""
 
     received: int = 0
     restored: int = 0
@@ -57,11 +57,10 @@ class PollCounts:
 
 
 class Engine:
-    """The parts of one consumer that handle messages, by one clock. Nothing is connected here.
+    """The parts of one consumer that handle messages, with one clock. It opens no connection.
 
-    A task of Spark puts rows on its lanes, `most_lanes` for each group of handlers. It gives an `outbox` of its own,
-    which takes results and dead letters, and `fail`, which is called with an error after which nothing more is to be
-    handled.
+    The last three arguments are for a task of Spark, which puts rows on the lanes: its own `outbox` for results and
+    dead letters, `fail`, called with an error that ends all handling, and `most_lanes` for each group of handlers.
     """
 
     def __init__(
@@ -80,13 +79,13 @@ class Engine:
     ) -> None:
         self.group = group
         self.patterns = TopicPatterns({}, handlers) if patterns is None else patterns
-        #: Those of topics by name, and of patterns.
+        #: The handlers of topics by name, and of patterns.
         self.all_handlers = [*handlers.values(), *self.patterns.patterns.values()]
         self.settings = settings
         self.clock = clock
-        #: Whom the brokers take this client for.
+        #: The user that the brokers see behind this client.
         self.principal = principal_of(settings.config)
-        #: What calls the handlers. Replaced before the start, by who runs the engine.
+        #: Calls the handlers. The driver of the engine replaces it before the start.
         self.executor: Executor = Executor()
         self.stop_request = StopRequest(settings, clock)
         self.fail: Callable[[BaseException], None] = fail or self.stop_request.fail
@@ -100,9 +99,9 @@ class Engine:
         self.assignments = Assignments()
         self.timers = Timers()
         self.counts = PollCounts()
-        #: Calls that were abandoned and have not returned. Replaced as a whole by the poll thread: any thread reads it.
+        #: Abandoned calls that have not returned. The poll thread replaces the whole tuple; any thread reads it.
         self.abandoned: tuple[AbandonedCall, ...] = ()
-        #: Where a key function is being called. Written by the poll thread.
+        #: The slot in which the poll thread calls key functions. The poll thread writes it.
         self.poll_slot = ExecutionSlot(Kind.THREAD, f"penstock-poll-{group}")
         self.outbox: Outbox = PlainOutbox()
         if settings.exactly_once:
@@ -133,7 +132,7 @@ class Engine:
             results=self.results,
             wake=self.wake,
             fail=self.fail,
-            # A transaction has results of a batch as a whole only with the offsets of all its messages.
+            # A transaction may have results of a whole batch only together with the offsets of all its messages.
             one_partition=settings.exactly_once,
         )
         self.routes = Routes(
@@ -150,15 +149,15 @@ class Engine:
 
     @property
     def handlers(self) -> Mapping[str, Handler]:
-        """The handlers of the topics that are consumed now, without retry topics. Any thread."""
+        """The handlers of the consumed topics, without retry topics. Any thread."""
         return self.routes.handlers
 
     def slots(self) -> list[ExecutionSlot]:
-        """Return where messages may be in a user's function. Any thread."""
+        """Return all slots in which a user's function may be running. Any thread."""
         return [*self.executor.slots, self.poll_slot]
 
     def complete_finished(self) -> None:
-        """Complete what handlers finished of the runs they are still at, so that one that hangs keeps none of it."""
+        """Complete the finished messages of runs under way, so that a handler that hangs does not hold them back."""
         for slot in self.slots():
             slot.complete_finished()
 
@@ -166,16 +165,16 @@ class Engine:
         return self.results.handled + sum(slot.handled for slot in self.slots())
 
     def wake(self, queues: Sequence[int]) -> None:
-        """Have ready lanes served, given the ready queue of each."""
+        """Wake workers for ready lanes, given the ready queue of each lane."""
         self.executor.wake(queues)
 
     def _wake_lane_for(self, lane: ConsumerLane, refused: RefusedResults) -> None:
         self.wake(self.scheduler.wake(lane, refused))
 
     def begin_again(self, former: Assignment, start: int | None) -> Assignment:
-        """Put a new incarnation of a partition in the place of the former, whose messages are dropped.
+        """Replace a partition's incarnation by a new one, and drop the messages of the former.
 
-        `start` is the offset at which reading starts, or None where the first message will show it. On the poll thread.
+        `start` is the offset at which reading starts, or None if the first message will show it. On the poll thread.
         """
         assignment = Assignment(former.topic, former.partition, former.route, start=start, owner=former.owner)
         assignment.paused, assignment.is_sought = former.paused, start is None
@@ -184,7 +183,7 @@ class Engine:
         return assignment
 
     def statistics(self, workers: int) -> ConsumerStatistics:
-        """Return the counts of this moment, from live state, with so many worker threads. Any thread."""
+        """Return the current counts, from live state. `workers` is the number of worker threads. Any thread."""
         self.complete_finished()
         slots, scheduler, publisher = self.slots(), self.scheduler, self.dead_letter_publisher
         now, abandoned = self.clock.monotonic(), self.abandoned
@@ -207,7 +206,7 @@ class Engine:
                 parked.state is KeyState.HELD
                 for lane in scheduler.lanes
                 if lane.parked
-                for parked in lane.parked.copy().values()  # in one step: the holder changes the dictionary meanwhile
+                for parked in lane.parked.copy().values()  # copied in one step: the holder changes it meanwhile
             ),
             deferred=len(self.processor.deferred),
             workers=workers,
@@ -218,5 +217,5 @@ class Engine:
         )
 
 
-#: Counts of `ConsumerStatistics` that slots have.
+#: Counts of `ConsumerStatistics` that are sums over slots.
 _COUNTED_IN_SLOTS = ("failed", "over_time_limit", "retried", "dropped", "filtered")

@@ -1,7 +1,7 @@
-"""How the log shows what a handler raised: which kind it was and where, and not its text.
+"""Failure texts: how the log shows an error of a handler, with its class and its place but without its text.
 
-The text of an exception often quotes the message. Those of our own errors never do. The log record carries the error,
-for a formatter of the user's that adds the text.
+The text of an exception often quotes the message. The texts of penstock's own errors never do. The log record carries
+the error, so that a user's formatter can add the text.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from penstock.errors import PenstockError, class_name
 
 @dataclass(frozen=True, slots=True)
 class LoggedFailure:
-    """What a log record has as `failure`. Its `error` may quote the message, so neither `repr` nor a pickle has it."""
+    """The attribute `failure` of a log record. `repr` and pickles omit its `error`, which may quote the message."""
 
     error: BaseException = field(repr=False)
 
     def __reduce__(self) -> tuple[type[str], tuple[str]]:
-        """Leave the process as text: an error need not be picklable."""
+        """Pickle it as text: an error need not be picklable."""
         return str, (repr(self),)
 
 
 def attached(error: BaseException) -> dict[str, LoggedFailure]:
-    """Return what a call of a logger takes as `extra`, so that a formatter finds an error."""
+    """Return the `extra` of a logger's call, so that a formatter finds the error."""
     return {"failure": LoggedFailure(error)}
 
 
 def failure_text(error: BaseException) -> str:
-    """Return an error with its stack and those it came from, the first cause first. Never raises."""
+    """Return an error and its causes with their stacks, the first cause first. Never raises."""
     return "\n".join("".join(_own_text(cause)) for cause in reversed(list(_chain(error))))
 
 
 def short_text(error: BaseException) -> str:
-    """Return the text of an error of ours, and the class of any other."""
+    """Return the text of an error of penstock, or the class of any other error."""
     return str(error) if _is_ours(error) else class_name(error)
 
 

@@ -1,7 +1,7 @@
-"""Giving up the message that holds a partition, by request: what is asked, when it is refused, and what came of it.
+"""Requests to give up the message that holds a partition: checks, waiting, and the errors of refusals.
 
-It is done by the holder of the message's lane, in `lanes/parking.py`. Here, on the thread of who asks, is all that may
-take time: its dead-letter topic is made, and an error says in a sentence why a message was not given up.
+The holder of the message's lane carries out a request, in `lanes/parking.py`. This file has the slow parts, which run
+on the caller's thread: it creates the dead-letter topic, and explains why a message was not given up.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from penstock.consumer.poll.explain import Explanation
 from penstock.consumer.poll.topics import create_outputs
 from penstock.errors import NotGivenUpError
 
-#: Seconds between two looks whether a request can still be carried out.
+#: Seconds between two checks whether a request can still be carried out.
 _POLL_S = 0.1
-#: Why a message that holds its partition is not given up, by where it is.
+#: Why a message that holds its partition is not given up, by its state.
 _WHY_NOT = {
     "in handler": "it is in its handler still, though that was interrupted; ask again: what does not return is given "
     "up after some seconds",
@@ -40,7 +40,7 @@ _WHY_NOT = {
 
 
 class GivingUp:
-    """Asks an engine that runs, which `explain` explains. Thread-safe."""
+    """Requests to one running engine; `explain` explains its partitions. Thread-safe."""
 
     def __init__(self, engine: Engine, cluster: Cluster, explain: Callable[[], Sequence[Explanation]]) -> None:
         self._engine = engine
@@ -48,7 +48,7 @@ class GivingUp:
         self._explain = explain
 
     def ask(self, topic: str, partition: int, offset: int) -> GiveUp:
-        """Ask for a message to be given up, wherever it is; raise `NotGivenUpError` where it holds no partition."""
+        """Request that a message is given up; raise `NotGivenUpError` if it does not hold its partition."""
         place, processor = f"{topic}:{partition}@{offset}", self._engine.processor
         for assignment in self._engine.assignments.all():
             if (assignment.topic, assignment.partition) == (topic, partition):
@@ -56,45 +56,45 @@ class GivingUp:
         else:
             raise NotGivenUpError(f"{place} was not given up: this member does not have {topic}:{partition}")
         self._require_blocking(assignment, offset)
-        wanted = GiveUp((assignment, offset), self._prepare_topic(assignment, place))
-        # Two who ask for the same share one request.
-        asked = processor.give_ups.setdefault(wanted.place, wanted)
-        # One that is parked is given up by the holder of its lane; one in its handler is interrupted by `Watchdog`.
+        new = GiveUp((assignment, offset), self._prepare_topic(assignment, place))
+        # Two requests for the same message share one object.
+        request = processor.give_ups.setdefault(new.place, new)
+        # The holder of its lane gives up a parked message; `Watchdog` interrupts a message in its handler.
         processor.wake_all()
-        return asked
+        return request
 
-    def wait(self, up: GiveUp, timeout: float = 0.0) -> str:
-        """Wait until a message is in its dead-letter topic, and return the name of that.
+    def wait(self, request: GiveUp, timeout: float = 0.0) -> str:
+        """Wait until a message is in its dead-letter topic, and return the name of the topic.
 
-        Raises `NotGivenUpError` where that has not come about. What nobody has acted on is taken back then.
+        Raises `NotGivenUpError` if it is not there in time. A request that no thread has acted on is then withdrawn.
         """
-        assignment, offset = up.place
+        assignment, offset = request.place
         deadline = time.monotonic() + timeout
-        while not up.outcome.done() and (left := deadline - time.monotonic()) > 0:
-            if not up.outcome.running() and (not assignment.active or assignment.tracker.watermark != offset):
-                break  # it does not hold its partition any more, and nobody has acted on the request
+        while not request.outcome.done() and (left := deadline - time.monotonic()) > 0:
+            if not request.outcome.running() and (not assignment.active or assignment.tracker.watermark != offset):
+                break  # it no longer holds its partition, and no thread has acted on the request
             with suppress(TimeoutError, CancelledError):
-                up.outcome.result(min(_POLL_S, left))
+                request.outcome.result(min(_POLL_S, left))
         place = f"{assignment}@{offset}"
-        if up.outcome.cancel():
-            if self._engine.processor.give_ups.get(up.place) is up:
-                self._engine.processor.give_ups.pop(up.place, None)
+        if request.outcome.cancel():
+            if self._engine.processor.give_ups.get(request.place) is request:
+                self._engine.processor.give_ups.pop(request.place, None)
             found = self._require_blocking(assignment, offset)
             detail = "" if found.detail is None else f" ({found.detail})"
             why = _WHY_NOT.get(found.state, f"it is {found.state}")
             raise NotGivenUpError(f"{place} was not given up: {why}{detail}")
-        if not up.outcome.done():
-            words = self._engine.dead_letter_publisher.states.get(up.place, "it is being written")
+        if not request.outcome.done():
+            words = self._engine.dead_letter_publisher.states.get(request.place, "it is being written")
             raise NotGivenUpError(
-                f"{place} is given up, and not in {up.topic} yet: {words}; its key and its offset wait for that",
+                f"{place} is given up, and not in {request.topic} yet: {words}; its key and its offset wait for that",
                 is_under_way=True,
             )
-        if (refusal := up.outcome.result()) is not None:
+        if (refusal := request.outcome.result()) is not None:
             raise NotGivenUpError(f"{place} was not given up: {refusal}")
-        return up.topic
+        return request.topic
 
     def _require_blocking(self, assignment: Assignment, offset: int) -> Explanation:
-        """Return the explanation of the partition that a message holds."""
+        """Return the explanation of a message's partition; raise `NotGivenUpError` if the message does not hold it."""
         place = f"{assignment}@{offset}"
         explanations = self._explain() if assignment.active else ()
         for found in explanations:
@@ -108,7 +108,7 @@ class GivingUp:
         raise NotGivenUpError(f"{place} was not given up: its partition has left this member")
 
     def _prepare_topic(self, assignment: Assignment, place: str) -> str:
-        """Return the dead-letter topic, which is there and writable then; only some handlers have asked for theirs."""
+        """Return the dead-letter topic, and create it if the handler's start-up did not."""
         handler, source = assignment.route.handler, assignment.route.source or assignment.topic
         name = handler.dead_letter_topic.replace("{topic}", source)
         if handler.on_failure is not OnFailure.DEAD_LETTER:

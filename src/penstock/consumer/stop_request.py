@@ -1,4 +1,4 @@
-"""The request to stop: whether a consumer drains or leaves, until when, and the error that ended it."""
+"""The stop request of a consumer: drain or leave, the deadline, and the error that ended the consumer."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _log = logging.getLogger(__name__)
 
 
 class StopRequest:
-    """Asked for by any thread, obeyed by the poll thread.
+    """The stop request. Any thread writes it, and the poll thread obeys.
 
-    All fields but `failure` are plain, and only ever raised or lowered: a signal handler asks too, on a thread that may
-    stand within this very code, so there is no lock that it could meet. `failure` is written once, under the lock.
+    A signal handler writes it too, and may interrupt a thread in this very code, so a lock could deadlock. Therefore
+    all fields except `failure` are plain, and change in one direction only. `failure` is written once, under the lock.
     """
 
     def __init__(self, settings: ConsumerSettings, clock: Clock) -> None:
@@ -27,7 +27,7 @@ class StopRequest:
         #: Whether to drain and leave, and whether to leave without draining.
         self.is_requested = False
         self.leaves_now = False
-        # When the drain ends, and when one that is cut short does, on the engine's clock.
+        # The end of the drain, and the end of a stop without a drain, on the engine's clock.
         self._drain_by = inf
         self._leave_by = inf
         self._fail_lock = threading.Lock()
@@ -35,7 +35,7 @@ class StopRequest:
         self.failure: BaseException | None = None
 
     def drain(self, timeout_s: float | None = None) -> None:
-        """Ask for a drain of so many seconds, `stop_timeout` when left out. Any thread; safe in a signal handler.
+        """Request a drain of `timeout_s` seconds, by default `stop_timeout`. Any thread; safe in a signal handler.
 
         The time counts from the first request: a later one can only shorten it.
         """
@@ -45,7 +45,7 @@ class StopRequest:
         self.is_requested = True
 
     def leave(self, grace_s: float | None = None) -> None:
-        """Ask to leave undrained; running handlers have so many seconds, `revoke_timeout` when left out.
+        """Request a stop without a drain. Running handlers have `grace_s` seconds, by default `revoke_timeout`.
 
         Any thread; safe in a signal handler.
         """
@@ -54,7 +54,7 @@ class StopRequest:
         self.leaves_now = self.is_requested = True
 
     def fail(self, error: BaseException, *, drains: bool = False) -> None:
-        """Stop the consumer because of an error, at once or after a drain. Any thread; the first error is kept."""
+        """Stop the consumer because of an error, at once or after a drain. Any thread. The first error counts."""
         with self._fail_lock:
             if self.failure is not None:
                 return
@@ -67,8 +67,8 @@ class StopRequest:
 
     @property
     def end_by(self) -> float:
-        """When running handlers are waited for no longer, on the engine's clock; infinity before a stop was requested.
+        """The end of waiting for running handlers, on the engine's clock; infinity before a stop was requested.
 
-        One time for the drain, the revocation that follows it and the end of the workers: they share it.
+        The drain, the revocation after it and the end of the workers share this one deadline.
         """
         return min(self._drain_by, self._leave_by)

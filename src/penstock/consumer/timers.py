@@ -8,12 +8,12 @@ from itertools import count
 
 from sortedcontainers import SortedDict
 
-#: What a callback is cancelled by: when it is due, and a number that tells those of one time apart.
+#: The handle of a callback: the due time, and a number that distinguishes timers of one time.
 Timer = tuple[float, int]
 
 
 class Timers:
-    """Any thread adds and cancels, the poll thread calls what is due."""
+    """Any thread adds and cancels timers; the poll thread calls the due ones."""
 
     def __init__(self) -> None:
         # Guards the fields below.
@@ -22,19 +22,19 @@ class Timers:
         self._waiting: SortedDict[Timer, Callable[[], object]] = SortedDict()
 
     def add(self, due: float, call: Callable[[], object]) -> Timer:
-        """Have something called at `due`, on the engine's clock, or soon after it."""
+        """Call `call` at the time `due` of the engine's clock, or soon after it."""
         timer = (due, next(self._numbers))
         with self._lock:
             self._waiting[timer] = call
         return timer
 
     def cancel(self, timer: Timer) -> None:
-        """Have it not called, unless it was or is being called. May be repeated."""
+        """Cancel a timer, unless it was called or is being called. May be repeated."""
         with self._lock:
             self._waiting.pop(timer, None)
 
     def serve(self, now: float) -> None:
-        """Call what is due, the earliest first."""
+        """Call the due timers, the earliest first."""
         due = []
         with self._lock:
             while self._waiting and self._waiting.peekitem(0)[0][0] <= now:
@@ -43,6 +43,6 @@ class Timers:
             call()
 
     def next_due(self) -> float | None:
-        """Return when the earliest is due, or None."""
+        """Return the time of the earliest timer, or None."""
         with self._lock:
             return self._waiting.peekitem(0)[0][0] if self._waiting else None
