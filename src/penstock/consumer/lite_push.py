@@ -1,4 +1,4 @@
-"""`LitePushConsumer`: an engine run on threads, started, changed while it runs, and stopped."""
+"""`LitePushConsumer`: runs an engine on threads. It can be started, changed while it runs, and stopped."""
 
 from __future__ import annotations
 
@@ -40,22 +40,22 @@ _HANDLERS_GRACE_S = 1.0
 
 
 class LitePushConsumer:
-    """Consumes topics: messages that wait for each other one at a time and in order, all others at once.
+    """Consumes topics: messages that share a key one at a time and in order, all others concurrently.
 
-    Nothing is started or connected before `start`. All methods may be called from any thread.
+    It starts and connects nothing before `start`. All methods may be called from any thread.
 
     Args:
         group: the consumer group; also names the threads.
         handlers: a handler for each topic, as made by `penstock.consumer.handler`.
-        patterns: a handler for each pattern, a regular expression of Python's: it takes the topics that match as a
-            whole, also those that come up while it runs.
-        left_out: topics that no pattern takes.
+        patterns: a handler for each pattern, a regular expression of Python. It takes the topics whose whole name
+            matches, also topics that are created while the consumer runs.
+        left_out: topics that are excluded from all patterns.
         bootstrap_servers: addresses of brokers, `host:port` with commas in between.
         settings: the options.
         middlewares: functions around every handler, the first outermost.
-        resources: what each worker has one of; closed by the worker when it ends.
-        cluster: where clients and the time come from, instead of a real cluster at `bootstrap_servers`.
-        app: what handlers find as `Context.app`.
+        resources: resources with one instance per worker, which closes its instance when the worker ends.
+        cluster: the source of clients and the time, instead of a real cluster at `bootstrap_servers`.
+        app: the value of `Context.app` for handlers.
 
     Raises:
         ConfigurationError: an option or a handler is wrong.
@@ -91,7 +91,7 @@ class LitePushConsumer:
         self._group = group
         self._settings = settings or ConsumerSettings()
         self._cluster = cluster or Cluster(bootstrap_servers, self._settings.config)
-        #: What handlers get that ask for a `Context`. Its state is set before the start.
+        #: The `Context` of the handlers. Its state is set before the start.
         self.context = Context(app=app, group=group)
         self._engine = engine = Engine(
             group,
@@ -114,7 +114,7 @@ class LitePushConsumer:
         )
 
     def needs(self, there: Collection[str] = ()) -> Needs:
-        """Return what it asks of a cluster where the topics `there` are; starts nothing."""
+        """Return the topics and permissions that it needs on a cluster with the topics `there`; starts nothing."""
         engine = self._engine
         for topic, handler in engine.patterns.matches(there).items():
             engine.routes.add(topic, handler)
@@ -127,12 +127,12 @@ class LitePushConsumer:
             resource.close()
 
     def start(self) -> Self:
-        """Connect, check the topics and start the threads. Returns at once after that.
+        """Connect, check the topics, start the threads, and return.
 
         Raises:
             BrokerConnectionError: no broker answered.
             TopicNotFoundError: a topic does not exist.
-            MissingRightError: the brokers do not allow what it needs.
+            MissingRightError: the consumer lacks a permission.
             ConfigurationError: the Kafka client refused its configuration.
             StoppedError: it was started before; make a new one.
         """
@@ -147,18 +147,18 @@ class LitePushConsumer:
         return self
 
     def run_async(self, awaitable: Awaitable[ResultT]) -> ResultT:
-        """Run something on the event loop of the `async def` handlers and return its result; before `close`.
+        """Run an awaitable on the event loop of the `async def` handlers and return its result; before `close`.
 
         Raises:
-            ConfigurationError: it has no such handler, and so no loop.
+            ConfigurationError: there is no such handler, and so no loop.
         """
         return self._executor.run_async(awaitable)
 
     @takes_options(LiveSettings, UNCHANGED_SETTINGS)
     def change(self, **settings: Unpack[LiveSettings]) -> None:
-        """Change settings while it runs; those left out stay. No message is lost and no order broken by it.
+        """Change settings while it runs; omitted settings stay. No message is lost, and the order holds.
 
-        Workers that are too many end after their time slice. A limit below what is in flight pauses for as long.
+        Excess workers end after their time slice. A limit below the messages in flight pauses until they are fewer.
 
         Raises:
             ConfigurationError: a value is wrong, or cannot change: no handler is of that kind, or lanes are pinned.
@@ -208,11 +208,11 @@ class LitePushConsumer:
         return giving_up.wait(giving_up.ask(topic, partition, offset), timeout)
 
     def request_stop(self, timeout: float | None = None, *, now: bool = False) -> None:
-        """Ask for a stop without waiting for it; safe in a signal handler.
+        """Request a stop without waiting for it; safe in a signal handler.
 
         Args:
-            timeout: seconds to drain, from the first that asks; `stop_timeout` when left out.
-            now: do not drain: handlers under way have a second to end.
+            timeout: seconds to drain, counted from the first request; by default `stop_timeout`.
+            now: do not drain; handlers under way have a second to end.
         """
         if self._thread is None:
             return
@@ -225,7 +225,7 @@ class LitePushConsumer:
         """Wait until the consumer has ended; return whether it has.
 
         Raises:
-            PenstockError: what stopped the consumer, where it stopped by itself.
+            PenstockError: the error that stopped the consumer, if it stopped by itself.
         """
         if self._thread is None:
             return True
@@ -240,25 +240,25 @@ class LitePushConsumer:
         return True
 
     def refuse_own_threads(self) -> None:
-        """Raise `ConfigurationError` on one of its own threads, where a stop would wait for itself."""
-        here = threading.current_thread()
-        if here is self._thread or self._executor.has_thread(here.ident):
+        """Raise `ConfigurationError` on one of its own threads, because a stop there would wait for itself."""
+        current = threading.current_thread()
+        if current is self._thread or self._executor.has_thread(current.ident):
             raise ConfigurationError(
-                f"stop() was called on {here.name}, by a handler or what is around it, and would wait for it; have the "
-                "thread that started the app stop it, for example on an event"
+                f"stop() was called on {current.name}, by a handler or what is around it, and would wait for it; have "
+                "the thread that started the app stop it, for example on an event"
             )
 
     def stop(self, timeout: float | None = None) -> bool:
         """Drain, commit, leave the group and end the threads.
 
         Args:
-            timeout: seconds the drain may take; `stop_timeout` when left out.
+            timeout: seconds the drain may take; by default `stop_timeout`.
 
         Returns:
-            Whether everything taken in was done. What was not is handled again by the next owner.
+            Whether all messages taken in are done. The next owner handles the others again.
 
         Raises:
-            PenstockError: what stopped the consumer before, where it stopped by itself.
+            PenstockError: the error that stopped the consumer before, if it stopped by itself.
             ConfigurationError: a handler called it.
         """
         self.refuse_own_threads()
@@ -268,7 +268,7 @@ class LitePushConsumer:
         try:
             self.wait()
         finally:
-            # Of the one time that the whole stop has: the drain and the revocation have waited for handlers already.
+            # The whole stop has one deadline: the drain and the revocation have used a part of the time.
             left = max(0.0, self._engine.stop_request.end_by - self._engine.clock.monotonic())
             for name in self._executor.stop(left):
                 _log.warning("%s was still in its handler; its message is handled again", name)
@@ -278,15 +278,15 @@ class LitePushConsumer:
 
     @property
     def unfinished(self) -> int:
-        """Messages that were not done when a stop ran out of time, or was asked not to wait; 0 before that."""
+        """Messages that were not done when a stop ran out of time, or did not wait; 0 before that."""
         return self._loop.unfinished
 
     def close(self) -> None:
-        """End the event loop, which outlives `stop` for those who still run something on it."""
+        """End the event loop. It outlives `stop`, because lifespans may still use it."""
         self._executor.close()
 
     def committed(self) -> dict[tuple[str, int], int]:
-        """Return the offsets that the group is known to have committed, by topic and partition that this member has."""
+        """Return the known committed offsets of this member's partitions, by topic and partition."""
         return {
             (assignment.topic, assignment.partition): assignment.committed.offset
             for assignment in self._engine.assignments.all()
@@ -294,11 +294,11 @@ class LitePushConsumer:
         }
 
     def statistics(self) -> ConsumerStatistics:
-        """Return the counts of this moment, taken from live state."""
+        """Return the current counts, taken from live state."""
         return self._engine.statistics(self._executor.room(Kind.THREAD))
 
     def liveness(self) -> Liveness:
-        """Return since when its threads have not come round, and the message that is in a handler for longest."""
+        """Return how long its threads have made no progress, and the message that is longest in a handler."""
         engine, loop, now = self._engine, self._loop, self._engine.clock.monotonic()
         is_polling = not loop.membership.leaving.is_set()
         turned_at = loop.watchdog.turned_at if is_polling else None
@@ -312,24 +312,24 @@ class LitePushConsumer:
 
     @property
     def is_stopping(self) -> bool:
-        """Whether a stop was asked for, or it stops by itself."""
+        """Whether a stop was requested, or it stops by itself."""
         return self._engine.stop_request.is_requested
 
     def explain(self) -> list[Explanation]:
-        """Return, for every assigned partition, what holds its watermark, where that message is, and since when.
+        """Return, for every assigned partition, the message that holds its watermark, its state and its age.
 
-        While this member has no partition, one for each topic, with partition -1, says why.
+        While this member has no partition, it returns one explanation for each topic, with partition -1 and the reason.
         """
         return self._loop.explain()
 
     def details(self, most_parked: int) -> ConsumerDetails:
-        """Return parked keys, at most so many, with the lanes, the latencies and the dead letters of this moment."""
+        """Return the lanes, the latencies, the dead letters and at most `most_parked` parked keys of this moment."""
         engine = self._engine
         reasons = engine.dead_letter_publisher.reasons.copy().values()
         return details_of(engine.scheduler, engine.slots(), reasons, engine.clock.monotonic(), most_parked)
 
     def stacks(self, workers: Iterable[str] | None = None) -> dict[str, str]:
-        """Return the stacks of the handlers on these workers, or on all, by the name of each, the call last."""
+        """Return the stacks of the handlers by worker name, for these workers or all. The innermost call is last."""
         workers = None if workers is None else set(workers)
         busy = {slot.name: slot for slot in self._engine.slots() if slot.record is not None}
         stacks = {

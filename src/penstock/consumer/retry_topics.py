@@ -1,9 +1,9 @@
-"""Retry topics: a message whose tries are exhausted waits in a topic, and its offset no longer holds the watermark.
+"""Retry topics: an exhausted message waits in a topic, and its offset no longer holds the watermark.
 
-There is a topic for each delay. So the first message of a partition is the first that is due, and none waits behind one
-with a longer delay. Each message says how often it has been there, when it is due, and where it came from. Anybody who
-may write to the topic can forge that, so every field is checked and clamped: a forged time cannot park a message longer
-than the topic's own delay, a forged count cannot give it more rounds.
+There is a topic for each delay. So the first message of a partition is due first, and no message waits behind one with
+a longer delay. Headers carry the number of rounds, the retry time, the origin and the number of tries. Any client with
+permission to write to the topic can forge them, so every field is checked and clamped. A forged time cannot park a
+message longer than the topic's delay, and a forged count cannot give it more rounds.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ _DIGITS = re.compile(rb"[0-9]{1,15}")
 _TRIES = re.compile(rb"[0-9]{1,9}")
 _DELAY = re.compile(r"([0-9]{1,9})(ms|s)")
 _PER_SECOND = {"s": 1, "ms": 1000}
-#: The name of anybody's retry topic.
+#: The name of a retry topic of any group.
 _RETRY_TOPIC = re.compile(rf"retry\..+\..+\.{_DELAY.pattern}")
-#: Topic, partition, offset and, unless a former version wrote it, the timestamp in milliseconds, -1 for none.
+#: Topic, partition, offset and the timestamp in milliseconds, -1 for none. Older versions wrote no timestamp.
 _ORIGIN = re.compile(rb"([a-zA-Z0-9._-]{1,249})/([0-9]{1,9})/([0-9]{1,18})(?:/(-1|[0-9]{1,19}))?")
 
 
 def retry_topic(group: str, topic: str, delay: float) -> str:
     """Return the name of a topic's retry topic for a delay in seconds: `retry.sms.orders.60s`, or `.500ms`.
 
-    The group is part of it, for groups do not retry each other's messages.
+    It contains the group, because each group retries only its own messages.
     """
     seconds, left_ms = divmod(max(1, round(delay * 1000)), 1000)
     text = f"{seconds * 1000 + left_ms}ms" if left_ms else f"{seconds}s"
@@ -50,14 +50,14 @@ def retry_topics(group: str, topic: str, delays: Iterable[float]) -> dict[str, f
 
 
 def is_retry_topic(topic: str) -> bool:
-    """Tell whether a topic has the name of a retry topic, of whatever group."""
+    """Return whether a topic has the name of a retry topic of any group."""
     return _RETRY_TOPIC.fullmatch(topic) is not None
 
 
 def former_retry_topics(group: str, topic: str, existing: Iterable[str]) -> dict[str, float]:
-    """Return those of the existing topics that are retry topics of a topic, each with its delay in seconds.
+    """Return the existing retry topics of a topic, each with its delay in seconds.
 
-    Messages may wait there for a delay that its handler has no more.
+    Messages may still wait for a delay that the handler no longer has.
     """
     found = {}
     for name in existing:
@@ -68,11 +68,11 @@ def former_retry_topics(group: str, topic: str, existing: Iterable[str]) -> dict
 
 
 def first_place(record: Record, source: str) -> tuple[str, int, int, int | None]:
-    """Return the topic, partition, offset and timestamp that a record first had; its own where nothing else is known.
+    """Return the first topic, partition, offset and timestamp of a record; its own without a valid origin header.
 
-    The record is as it was fetched, from its own topic, which is `source`, or from the retry topic.
+    The record is as it was fetched, from its own topic `source` or from a retry topic.
     """
-    # Its own topic's has a header left over from a stay that is over where it was put back from the dead letters.
+    # In its own topic the header is ignored: a record that was replayed from the dead letters may still have it.
     found = None if record.topic() == source else _ORIGIN.fullmatch(_last(record, ORIGIN) or b"")
     timestamp = timestamp_of(record)
     if found is None or found[1] != source.encode():
@@ -84,34 +84,35 @@ def first_place(record: Record, source: str) -> tuple[str, int, int, int | None]
 
 @dataclass(frozen=True, slots=True)
 class RetriedRecord(FixedRecord):
-    """A record of a retry topic as its handler sees it: from where it first came.
+    """A record of a retry topic as its handler sees it: with its first topic, partition, offset and timestamp.
 
-    What identifies it, topic, partition, offset and timestamp, is then the same at every try.
+    So its identity is the same at every try.
     """
 
     fetched: Record = field(repr=False)
 
     @classmethod
     def of(cls, fetched: Record, source: str) -> RetriedRecord:
-        """Return how a record is seen whose messages come from the topic `source`."""
+        """Return the handler's view of a record that comes from the topic `source`."""
         topic, partition, offset, timestamp = first_place(fetched, source)
         return cls(topic, partition, offset, fetched.key(), fetched.value(), (), timestamp, fetched)
 
     def headers(self) -> list[tuple[str, bytes | None]] | None:
-        """Headers in wire order, or None when there are none. Read when asked for, for they may be unreadable."""
+        """Headers in wire order, or None if there are none. Read at each call, because they may be unreadable."""
         return headers_of(self.fetched)
 
 
 def tries_before(record: Record, source: str) -> int:
-    """Return how often a record was tried before it came to the retry topic; 0 where its header cannot be believed."""
+    """Return how often a record was tried before it came to the retry topic; 0 if its header is not valid."""
     tries = None if record.topic() == source else _last(record, TRIES)
     return int(tries) if tries is not None and _TRIES.fullmatch(tries) else 0
 
 
 def headers(record: Record, source: str, rounds: int, due: float, attempts: int) -> HeaderList:
-    """Return the headers a message goes to the retry topic with, in which it will have been so many `rounds`.
+    """Return the headers of a message for a retry topic.
 
-    It is `due` at a time in seconds since the epoch, and was tried `attempts` times since it was fetched.
+    `rounds` counts its stays in retry topics, this one included. `due` is its retry time in seconds since the epoch.
+    It was tried `attempts` times since it was fetched.
     """
     topic, partition, offset, time = first_place(record, source)
     return [
@@ -124,9 +125,9 @@ def headers(record: Record, source: str, rounds: int, due: float, attempts: int)
 
 
 class RetryHeaders:
-    """Reads the headers of messages in a retry topic. Thread-safe: it keeps nothing.
+    """Reads the headers of messages in a retry topic. Thread-safe, because it is stateless.
 
-    The topic's `delay`, in seconds, and the `rounds` that its handler has bound what a header may claim.
+    The topic's `delay` in seconds and the number of the handler's `rounds` bound the claims of headers.
     """
 
     def __init__(self, delay: float, rounds: int, clock: Clock) -> None:
@@ -135,12 +136,12 @@ class RetryHeaders:
         self._clock = clock
 
     def rounds(self, record: Record) -> int:
-        """Return how often a message has been here; the last round where its header cannot be believed."""
+        """Return the number of rounds of a message; the last round if its header is not valid."""
         found = _number(record, ROUND)
         return self._rounds if found is None else min(max(1, found), self._rounds)
 
     def due_at(self, record: Record) -> float:
-        """Return when a message may be handled, on the monotonic clock; in the past where its header does not say."""
+        """Return the retry time of a message, on the monotonic clock; a time in the past if its header has none."""
         due = _number(record, DUE)
         wait = 0.0 if due is None else min(due / 1000 - self._clock.time(), self._delay)
         return self._clock.monotonic() + wait if wait > 0 else 0.0
@@ -159,5 +160,5 @@ def _number(record: Record, name: str) -> int | None:
 
 
 def _last(record: Record, name: str) -> bytes | None:
-    """Return the last header of a name, or None; also where the client cannot carry the headers over."""
+    """Return the last header with a name, or None; also None if the client cannot read the headers."""
     return dict(readable_headers(record)).get(name)

@@ -17,7 +17,7 @@ from penstock.options import ClientConfig
 if TYPE_CHECKING:
     from penstock.telemetry import Telemetry
 
-#: Client settings that penstock holds itself, and what to use in their place.
+#: Client settings that only penstock sets, each with a hint for the user.
 _OWNED = {
     "group.id": "give the group as `group`, or as the name of the App",
     "enable.auto.commit": "offsets are committed when their messages are done; see `commit_interval`",
@@ -26,22 +26,22 @@ _OWNED = {
     "transactional.id": "an App with exactly_once=True has transactional ids of its own",
     "on_commit": "read `statistics()` for failed commits",
 }
-#: Messages that the client hands over in one call, at most.
+#: Most messages that the client returns from one call.
 _MOST_FETCHED = 1_000_000
-#: The part of `max_in_flight_bytes` that what is set aside may take besides: one in so many.
+#: Messages set aside may take a further part of `max_in_flight_bytes`: the value divided by this.
 PARKED_SHARE = 4
 _COOPERATIVE = "cooperative-sticky"
-#: The client's setting that says how often topics are searched for; below zero, never again.
+#: The client's setting for the interval of topic searches; below zero, no search after the start.
 _SEARCH_EVERY_MS = "topic.metadata.refresh.interval.ms"
-#: Seconds between two searches by default, and at least. The client's own five minutes are long for a new topic.
+#: Seconds between two searches: the default, and the minimum. The client's own five minutes are long for a new topic.
 SEARCH_EVERY_S = 30.0
 _SEARCH_EVERY_LEAST_S = 0.1
 
-#: What penstock sets unless the user does. By the client's own defaults a full local queue stops fetching for a whole
-#: second, and a fetch brings a megabyte of a partition: together they leave a fast consumer idle half of the time. It
-#: waits a minute for a broker that does not answer, before it tries again, and as long to leave a group. And a member
-#: that was killed keeps its partitions for 45 s: 15 s are five heartbeats, and with the next heartbeat of the others
-#: less than the 20 s after which the results of a killed member are settled.
+#: Defaults of penstock, which the user's config overrides. With the client's own defaults, a full local queue stops
+#: fetching for a whole second, and a fetch brings a megabyte of a partition. Together they leave a fast consumer idle
+#: half of the time. The client waits a minute for a broker that does not answer before it tries again, and as long to
+#: leave a group. A killed member keeps its partitions for 45 s. 15 s are five heartbeats. With the next heartbeat of
+#: the others that is less than the 20 s after which the results of a killed member are settled.
 _DEFAULTS = {
     "isolation.level": "read_committed",
     "fetch.queue.backoff.ms": 10,
@@ -49,7 +49,7 @@ _DEFAULTS = {
     "max.partition.fetch.bytes": 4 * 1024 * 1024,
     "session.timeout.ms": 15_000,
 }
-#: Where a partition begins that the group has no offset of, by the client's names; None: nowhere.
+#: The start of a partition without a committed offset, by the client's names; None: an error.
 _RESETS = {
     **dict.fromkeys(("earliest", "smallest", "beginning"), OFFSET_BEGINNING),
     **dict.fromkeys(("latest", "largest", "end"), OFFSET_END),
@@ -58,15 +58,15 @@ _RESETS = {
 
 
 class Unchanged:
-    """Stands for a setting that is left as it is, where None is a value."""
+    """The type of `UNCHANGED`."""
 
 
-#: Stands for an option that is left as it is, where None means something.
+#: Leaves an option unchanged, for options with None as a value.
 UNCHANGED = Unchanged()
 
 
 class LiveSettings(TypedDict, total=False):
-    """The settings of a consumer that may change while it runs; None, and what is left out, stays as it is."""
+    """The settings of a consumer that may change while it runs. A setting that is None or omitted stays unchanged."""
 
     workers: int | None
     max_concurrency: int | None
@@ -75,7 +75,7 @@ class LiveSettings(TypedDict, total=False):
     commit_interval: float | None
 
 
-#: What counts for a setting that is left out.
+#: The value of each setting that is omitted.
 UNCHANGED_SETTINGS: Final[Mapping[str, None]] = dict.fromkeys(LiveSettings.__annotations__)
 
 
@@ -87,27 +87,29 @@ class ConsumerSettings:
         workers: worker threads. May change while running.
         max_concurrency: `async def` handlers under way at once. May change while running.
         pinned: one lane for each worker, and a queue that it alone serves, for state that belongs to a thread.
-        lanes_per_worker: lanes for each worker; more delay fewer neighbours of a slow key, and each costs some
-            microseconds when a worker takes it.
-        max_in_flight: messages of one partition that may be taken in and not done; the partition pauses when it stays
-            there, and resumes at half; until then it may take up to twice as many where others have few. What is set
-            aside is left out and has the same limit for itself: for a retry, for `key_rate`, for a dead letter to be
-            written, for a completion or the time of a retry topic, or behind such a message. May change while running.
-        max_in_flight_bytes: bytes of all messages taken in and not done; partitions pause there, save those that hold
-            less than a quarter of their even part. What is set aside is left out, and limited to a quarter of it. May
-            change while running.
-        commit_interval: how often the commit points are committed. May change while running.
-        stop_timeout: how long a stop waits for what was taken in, running handlers included.
+        lanes_per_worker: lanes for each worker. With more lanes, a slow key delays fewer other keys. Each lane costs
+            some microseconds when a worker takes it.
+        max_in_flight: most messages of one partition that are taken in and not done. The partition pauses if it stays
+            at the limit, and resumes at half. Until then it may take up to twice as many if other partitions have few.
+            Messages set aside do not count, and have the same limit for themselves: messages that wait for a retry,
+            for `key_rate`, for their dead letter, for a completion or for the time of a retry topic, and the messages
+            behind them. May change while running.
+        max_in_flight_bytes: most bytes of all messages taken in and not done. At the limit partitions pause, except
+            for those with less than a quarter of their equal share. Messages set aside do not count, and may have a
+            quarter of the limit. May change while running.
+        commit_interval: time between two commits. May change while running.
+        stop_timeout: how long a stop waits for the messages taken in, running handlers included.
         revoke_timeout: how long a revocation waits for running handlers of the revoked partitions, and for its commit.
         stall_after: how long a message may be in a handler before the watchdog reports it.
-        time_limit: how long a handler may take that states no limit of its own; None for ever.
-        dead_letter_limit: when the consumer stops rather than give up one more message; None for never.
-        fetch_size: messages taken from the client in one go, at most; 1,000,000 is the most it hands over.
+        time_limit: how long a call may take, for handlers without a limit of their own; None for no limit.
+        dead_letter_limit: how many messages may be given up before the consumer stops; None for no limit.
+        fetch_size: most messages of one call of the client, which returns at most 1,000,000.
         run_seconds: a worker's time slice with one lane.
-        telemetry: where spans and metrics go; None for none.
-        exactly_once: whether what handlers return and the offsets it is for are committed in Kafka transactions.
-        transaction_interval: how often such a transaction is ended.
-        config: librdkafka's keys as they are. Not part of `repr`: passwords are among them.
+        telemetry: the destination of spans and metrics; None for none.
+        exactly_once: whether results of handlers and the offsets of their messages are committed together, in Kafka
+            transactions.
+        transaction_interval: least time between two such transactions.
+        config: librdkafka's keys as they are. Not part of `repr`, because it may hold passwords.
     """
 
     workers: int = 16
@@ -130,7 +132,7 @@ class ConsumerSettings:
     config: ClientConfig = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
-        """Check every option; raise `ConfigurationError` for the first that is wrong."""
+        """Check every option; raise `ConfigurationError` for the first wrong one."""
         for option in (
             "workers",
             "max_concurrency",
@@ -191,8 +193,8 @@ class ConsumerSettings:
 
     @property
     def reads_committed_only(self) -> bool:
-        """Whether what is not committed is not read."""
-        # The client does not mind its case.
+        """Whether only committed messages are read."""
+        # The client ignores case.
         return str(self.config.get("isolation.level", "read_committed")).lower() == "read_committed"
 
     def client_config(self, group: str) -> dict[str, Any]:
@@ -203,7 +205,7 @@ class ConsumerSettings:
         """
         defaults: dict[str, Any] = {**_DEFAULTS, "partition.assignment.strategy": _COOPERATIVE}
         if not check.is_classic(self.config):
-            # The brokers decide both, and the client refuses them.
+            # In the newer protocol the brokers decide both, and the client refuses these keys.
             del defaults["session.timeout.ms"], defaults["partition.assignment.strategy"]
         instance = check.instance_id(self.config)
         return {
@@ -213,21 +215,21 @@ class ConsumerSettings:
             "group.id": group,
             "enable.auto.commit": False,
             "enable.auto.offset.store": False,
-            # Decided here: see `Positions`.
+            # penstock resets offsets itself: see `Positions`.
             "auto.offset.reset": "error",
         }
 
     @property
     def offset_reset(self) -> int | None:
-        """Where a partition begins of which the group has no offset, as a logical offset; None where it may not."""
+        """The start of a partition without a committed offset, as a logical offset; None for an error."""
         return _RESETS[str(self.config.get("auto.offset.reset", "earliest")).lower()]
 
     @property
     def topic_search_interval(self) -> float | None:
-        """Seconds between two searches for topics that patterns match; None for none but at the start."""
+        """Seconds between two searches for topics that match patterns; None for a search at the start only."""
         try:
             interval_ms = float(self.config[_SEARCH_EVERY_MS])
-        except (KeyError, TypeError, ValueError):  # the client refuses what is no number
+        except (KeyError, TypeError, ValueError):  # the client refuses other values than numbers
             return SEARCH_EVERY_S
         return max(_SEARCH_EVERY_LEAST_S, interval_ms / 1000) if interval_ms > 0 else None
 
@@ -236,12 +238,12 @@ class ConsumerSettings:
         return {**_PRODUCER_DEFAULTS, **self.config, "enable.idempotence": True}
 
 
-ConsumerSettings.__init__ = refusing_removed(ConsumerSettings.__init__)  # type: ignore[assignment] # a dataclass makes it
+ConsumerSettings.__init__ = refusing_removed(ConsumerSettings.__init__)  # type: ignore[assignment] # the dataclass made it
 
-#: Of `message.max.bytes` the most that the client library lets a producer have: what could be read must not be refused
-#: for its size. A topic's own limit counts for what a batch is when it is compressed: a message that came compressed
-#: must fit again, and what fits in alone must not fail in company. Nothing times out: that brokers are away is no fault
-#: of a message.
+#: `message.max.bytes` is the maximum of the client library: a message that could be read must not be refused for its
+#: size. A topic's own limit applies to the compressed batch. So results are compressed, because a message that came
+#: compressed must fit again. And batches are small, because messages that fit alone must not fail together. Nothing
+#: times out, because absent brokers are no fault of a message.
 _PRODUCER_DEFAULTS = {
     "message.max.bytes": 1_000_000_000,
     "compression.type": "zstd",
