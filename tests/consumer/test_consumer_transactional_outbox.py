@@ -55,7 +55,7 @@ class Runner:
     def run(self, transaction: Transaction, metadata: object, **_: bool) -> Iterator[None]:
         yield
         self.generations.append(metadata)
-        messages = [message for submission in transaction.inside for message in submission.messages]
+        messages = [message for submission in transaction.submissions for message in submission.messages]
         self.tried.append([message.value for message in messages])
         fault = self.errors.pop() if self.errors else self._found(messages)
         if fault is None or (isinstance(fault, UnknownEndError) and self.takes_effect):
@@ -311,7 +311,7 @@ def test_a_transaction_that_takes_too_long_is_split_until_it_does_not() -> None:
         stepped.submit(value)
     run = stepped.runner.run
     stepped.runner.run = lambda transaction, metadata, **more: (  # slow brokers
-        setattr(stepped.runner, "slow", set(values) if len(transaction.inside) > 2 else set())
+        setattr(stepped.runner, "slow", set(values) if len(transaction.submissions) > 2 else set())
         or run(transaction, metadata, **more)
     )
 

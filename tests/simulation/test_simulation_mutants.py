@@ -355,11 +355,11 @@ def commits_offsets_of_results_that_are_missing(patch: pytest.MonkeyPatch) -> No
     produce = TransactionRunner._run
 
     def without_one(self: TransactionRunner, transaction: Transaction, *rest: Any) -> None:
-        kept, transaction.inside = transaction.inside, transaction.inside[:-1]
+        kept, transaction.submissions = transaction.submissions, transaction.submissions[:-1]
         try:
             produce(self, transaction, *rest)
         finally:
-            transaction.inside = kept
+            transaction.submissions = kept
 
     patch.setattr(TransactionRunner, "_run", without_one)
 
@@ -387,9 +387,9 @@ def publishes_a_result_twice(patch: pytest.MonkeyPatch) -> None:
 
     def once_more(self: TransactionalOutbox, transaction: Transaction) -> None:
         note(self, transaction)
-        if transaction.inside and chance.random() < 0.1:
-            repeated.add(transaction.inside[0])
-            self._queue.append(transaction.inside[0])
+        if transaction.submissions and chance.random() < 0.1:
+            repeated.add(transaction.submissions[0])
+            self._queue.append(transaction.submissions[0])
 
     patch.setattr(TransactionalOutbox, "_note_committed", once_more)
     patch.setattr(
@@ -402,7 +402,7 @@ def takes_a_doubt_for_aborted(patch: pytest.MonkeyPatch) -> None:
 
     def is_settled(self: TransactionalOutbox) -> Steps[bool]:
         doubt, self._doubt = self._doubt, None
-        self._put_back(() if doubt is None else doubt.inside, [])
+        self._put_back(() if doubt is None else doubt.submissions, [])
         yield
         return True
 
@@ -428,7 +428,7 @@ def drops_what_was_aborted(patch: pytest.MonkeyPatch) -> None:
 
     def forget(self: TransactionalOutbox, transaction: Transaction | None, error: BaseException) -> None:
         note(self, transaction, error)
-        for one in transaction.inside if transaction is not None and isinstance(error, KafkaException) else ():
+        for one in transaction.submissions if transaction is not None and isinstance(error, KafkaException) else ():
             if self._doubt is None and one in self._queue:
                 self._queue.remove(one)
                 one.complete()
@@ -497,7 +497,7 @@ def commits_offsets_of_what_waits(patch: pytest.MonkeyPatch) -> None:
 
     def take_more(self: TransactionalOutbox) -> Transaction:
         taken = take(self)
-        return replace(taken, positions=self.changed(places_of([*taken.inside, *self._queue.copy()])))
+        return replace(taken, positions=self.changed(places_of([*taken.submissions, *self._queue.copy()])))
 
     patch.setattr(TransactionalOutbox, "_next", take_more)
 

@@ -16,7 +16,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import KW_ONLY, InitVar, dataclass, field
 from enum import StrEnum
 
-from penstock.consumer.handlers.ordering import GivenKey
+from penstock.consumer.handlers.ordering import ComputedKey
 from penstock.consumer.handlers.route import Route
 from penstock.errors import MessageFormatError
 from penstock.message import Record, headers_of
@@ -121,15 +121,15 @@ class Fetch:
     block: Block
     arrived: float
     #: The keys that `key=` returned for its messages, by index in the block; None without `key=`. Computed once.
-    keys: Sequence[GivenKey] | None = field(default=None, init=False)
+    keys: Sequence[ComputedKey] | None = field(default=None, init=False)
     #: Whether the key function failed for some of its messages. These fail when they are handled.
     has_unkeyed: bool = field(default=False, init=False)
 
     def ask_keys(self, records: Iterable[Record]) -> None:
         """Call `key=` for all its messages, if the handler has that option. Before they are put on lanes."""
         ordering = self.assignment.route.ordering
-        if ordering.has_given_keys:
-            self.keys = ordering.given_keys(records)
+        if ordering.computes_keys:
+            self.keys = ordering.compute_keys(records)
             self.has_unkeyed = MessageFormatError in set(map(type, self.keys))
 
 

@@ -114,7 +114,10 @@ class CallGuard:
             is_raised = self._is_raised
             self._is_raised = self.is_interrupted = False
         if is_raised:
-            _let_it_arrive()
+            with suppress(HandlerTimeLimitError):
+                _raise_in(threading.get_ident())
+                while True:
+                    time.sleep(0)
         if self._abandoned is not None:
             raise CallAbandonedError(self._abandoned)
 
@@ -122,10 +125,3 @@ class CallGuard:
 def _raise_in(thread_id: int) -> None:
     """Raise `HandlerTimeLimitError` in a thread at its next Python step."""
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread_id), ctypes.py_object(HandlerTimeLimitError))
-
-
-def _let_it_arrive() -> None:
-    with suppress(HandlerTimeLimitError):
-        _raise_in(threading.get_ident())
-        while True:
-            time.sleep(0)

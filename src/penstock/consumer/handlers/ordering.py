@@ -16,7 +16,7 @@ from penstock.routing import lane_of
 #: Returns the key of a message: bytes, text, or None for no key.
 KeyFunction = Callable[[Message], bytes | str | None]
 #: The key that `key=` returned for a message, or its failure.
-GivenKey = bytes | MessageFormatError | None
+ComputedKey = bytes | MessageFormatError | None
 
 #: The lane of all keyless messages under `Keyless.TOGETHER`.
 _NO_KEY = b"__nokey"
@@ -101,20 +101,20 @@ class Ordering:
             self.keyless = Keyless.PARTITION if self.order is Order.PARTITION else Keyless.SPREAD
 
     @property
-    def has_given_keys(self) -> bool:
+    def computes_keys(self) -> bool:
         """Whether `key=` replaces the records' own keys."""
         return self.key is not None and self.order is Order.KEY
 
     @property
     def calls_function(self) -> bool:
         """Whether `key=` is a function of the user, which may be slow."""
-        return self.has_given_keys and not isinstance(self.key, HeaderKey)
+        return self.computes_keys and not isinstance(self.key, HeaderKey)
 
-    def given_keys(self, records: Iterable[Record]) -> list[GivenKey]:
+    def compute_keys(self, records: Iterable[Record]) -> list[ComputedKey]:
         """Return the key that `key=` returns for each record. Never raises."""
-        function, found = self.key, list[GivenKey]()
+        function, found = self.key, list[ComputedKey]()
         if function is None:
-            raise AssertionError("the records' own keys count: see `has_given_keys`")
+            raise AssertionError("the records' own keys count: see `computes_keys`")
         for record in records:
             message = FetchedMessage()
             message._record = record  # noqa: SLF001 - see `FetchedMessage`
@@ -128,25 +128,25 @@ class Ordering:
         return found
 
     def lane_numbers(
-        self, topic: str, partition: int, records: Sequence[Record], given: Sequence[GivenKey] | None = None
+        self, topic: str, partition: int, records: Sequence[Record], computed: Sequence[ComputedKey] | None = None
     ) -> list[int]:
         """Return the lane of each message of one partition. Never raises.
 
-        `given` are the keys that `given_keys` returned, if it was called already.
+        `computed` are the keys that `compute_keys` returned, if it was called already.
         """
         lanes, space = self.lanes, self.space
         if self.order is not Order.KEY:
             if self.keyless is Keyless.PARTITION:
                 return [self._partition_lane(topic, partition)] * len(records)
             return [self._place_lane(record) for record in records]
-        keys: Sequence[GivenKey]
+        keys: Sequence[ComputedKey]
         if self.key is None:
             keys = column(records, "key")
             if None not in keys:
                 # `lane_of`, inlined: a call per message would cost as much as the hash.
                 return [xxh3_64_intdigest(key, space) % lanes for key in keys]
         else:
-            keys = self.given_keys(records) if given is None else given
+            keys = self.compute_keys(records) if computed is None else computed
         return [
             xxh3_64_intdigest(key, space) % lanes if isinstance(key, bytes) else self._keyless_lane(record)
             for key, record in zip(keys, records, strict=True)
@@ -157,9 +157,9 @@ class Ordering:
 
         Raises `MessageFormatError` if `key=` failed on the message or returned no valid key.
         """
-        return self.identity_by(self.given_keys((record,))[0] if self.has_given_keys else record.key(), record)
+        return self.identity_by(self.compute_keys((record,))[0] if self.computes_keys else record.key(), record)
 
-    def identity_by(self, key: GivenKey, record: Record) -> Hashable:
+    def identity_by(self, key: ComputedKey, record: Record) -> Hashable:
         """Do the same as `identity`, with a key that is already known."""
         if self.order is Order.KEY:
             if isinstance(key, MessageFormatError):
@@ -189,11 +189,13 @@ class Ordering:
         return lane_of(f"{topic}\0{partition}".encode(), self.lanes)
 
 
-def _as_key(given: object) -> GivenKey:
+def _as_key(returned: object) -> ComputedKey:
     """Return the key of a function's return value that is neither bytes nor None."""
-    if isinstance(given, str):
-        return given.encode("utf-8", "surrogatepass")
-    return MessageFormatError(f"the key function returned a {type(given).__name__}; it must return bytes, text or None")
+    if isinstance(returned, str):
+        return returned.encode("utf-8", "surrogatepass")
+    return MessageFormatError(
+        f"the key function returned a {type(returned).__name__}; it must return bytes, text or None"
+    )
 
 
 def _key_failure(error: BaseException) -> MessageFormatError:

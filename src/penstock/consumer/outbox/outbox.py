@@ -86,6 +86,11 @@ class Submission:
         return self.items[0][0].assignment
 
     @property
+    def topics(self) -> list[str]:
+        """The topic of each of its messages."""
+        return [message.topic for message in self.messages]
+
+    @property
     def is_gone(self) -> bool:
         """Whether next owners handle all its items again. It is written as long as one of its partitions is here."""
         # The first item separately, for speed: usually its assignment is here.
@@ -189,8 +194,7 @@ class Outbox(ABC):
         """Return where the results of a message are, in words; None if none are being sent. Any thread."""
         for submission in self.submissions():
             if any(item[0].assignment is assignment and item[2].offset() == offset for item in submission.items):
-                topics = ", ".join(sorted({message.topic for message in submission.messages}))
-                return f"what its handler returned is being written to {topics}"
+                return f"its results are being written to {', '.join(sorted(set(submission.topics)))}"
         return None
 
     def expedite(self) -> None:  # noqa: B027 - a hook
@@ -262,7 +266,7 @@ class HandlerResults:
         elif submission.refusal is not None and submission.lane is not None:
             topic, error = submission.refusal
             refusal = ResultRefusedError(
-                f"{topic} does not take what a handler returned: {why_refused(topic, error, self._principal)}; change "
+                f"{topic} refuses the result of a handler: {why_refused(topic, error, self._principal)}; change "
                 "the handler or the topic"
             )
             if is_missing_right(error):

@@ -19,17 +19,17 @@ Full = dict[Assignment, int]
 class Transaction:
     """One Kafka transaction: its submissions, and the positions that it commits."""
 
-    inside: list[Submission]
+    submissions: list[Submission]
     #: The messages of these submissions.
     places: dict[Assignment, Places]
     positions: dict[Assignment, CommitPoint]
 
 
-def places_of(inside: Iterable[Submission]) -> dict[Assignment, Places]:
+def places_of(submissions: Iterable[Submission]) -> dict[Assignment, Places]:
     """Return the places of all messages that are done with these submissions."""
     found: dict[Assignment, Places] = {}
     blocks: Places = {}
-    for submission in inside:
+    for submission in submissions:
         for fetch, index, _ in submission.items:
             block = fetch.block
             indexes = blocks.get(block)

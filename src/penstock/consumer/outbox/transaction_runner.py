@@ -139,9 +139,9 @@ class TransactionRunner:
     def _run(self, transaction: Transaction, writer: TransactionalWriter, metadata: Any, is_trial: bool) -> None:
         writer.begin()
         written = (
-            (to.topic, None if to.partition < 0 else to.partition, to.key, to.value, to.headers)
-            for submission in transaction.inside
-            for to in submission.messages
+            (result.topic, None if result.partition < 0 else result.partition, result.key, result.value, result.headers)
+            for submission in transaction.submissions
+            for result in submission.messages
         )
         begun = self._cluster.clock.monotonic()
         try:

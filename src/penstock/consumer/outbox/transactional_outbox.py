@@ -189,7 +189,7 @@ class TransactionalOutbox(Outbox):
                 self._retry_at = self._clock.monotonic() + _RETRY_DELAY_S
                 return False
             transaction = self._next()
-            if transaction.inside or transaction.positions:
+            if transaction.submissions or transaction.positions:
                 yield from self._runner.run(transaction, metadata, is_trial=self._is_trial)
                 self._note_committed(transaction)
                 return True
@@ -203,19 +203,19 @@ class TransactionalOutbox(Outbox):
         lanes: set[ConsumerLane] = set()
         full: Full = {}
         while True:
-            inside, kept = self._take(aside, lanes, full)
-            positions = self.changed(places := places_of(inside))
+            taken, kept = self._take(aside, lanes, full)
+            positions = self.changed(places := places_of(taken))
             while note_full(full, places, positions):
                 # In front of the kept ones: of one key, the kept submission is the later one.
-                kept = [*(submission for submission in inside if has_no_room(full, submission)), *kept]
-                inside = [submission for submission in inside if not has_no_room(full, submission)]
-                positions = self.changed(places := places_of(inside))
+                kept = [*(submission for submission in taken if has_no_room(full, submission)), *kept]
+                taken = [submission for submission in taken if not has_no_room(full, submission)]
+                positions = self.changed(places := places_of(taken))
             aside += kept
             # Lower offsets make room for the kept ones, and may stand behind them in the queue.
-            if inside or not kept:
+            if taken or not kept:
                 self._kept = len(aside)
-                self._put_back(aside, inside)
-                return Transaction(inside, places, positions)
+                self._put_back(aside, taken)
+                return Transaction(taken, places, positions)
 
     def _take(
         self, aside: Sequence[Submission], lanes: set[ConsumerLane], full: Full
@@ -225,20 +225,20 @@ class TransactionalOutbox(Outbox):
         Kept are submissions for silent topics, all behind them in their `lanes`, and submissions that wait for room.
         Submissions in `aside` were kept before.
         """
-        inside: list[Submission] = []
+        taken: list[Submission] = []
         gone: list[Submission] = []
         kept: list[Submission] = []
         keeps, now, size_bytes = bool(self._silent or full), self._clock.monotonic(), 0
         self._is_trial = False
         queue, most = self._queue, self._most
-        while queue and len(inside) < most and not self._is_trial:
+        while queue and len(taken) < most and not self._is_trial:
             submission = queue[0]
             # When its silent topics may be tried again; 0 if none of its topics is silent.
-            until = max([0.0, *(self._silent.get(to.topic, 0.0) for to in submission.messages)]) if keeps else 0.0
+            until = max([0.0, *(self._silent.get(topic, 0.0) for topic in submission.topics)]) if keeps else 0.0
             is_silent = keeps and (until > now or submission.lane in lanes)
             is_kept = is_silent or (keeps and has_no_room(full, submission))
             # A trial of a silent topic is alone, because it could fail all others.
-            if inside and not is_kept and (until or size_bytes + submission.size_bytes > _MOST_BYTES):
+            if taken and not is_kept and (until or size_bytes + submission.size_bytes > _MOST_BYTES):
                 break
             queue.popleft()
             if submission.assignment.is_gone:
@@ -248,18 +248,18 @@ class TransactionalOutbox(Outbox):
                 if is_silent and submission.lane is not None:
                     lanes.add(submission.lane)
             else:
-                inside.append(submission)
+                taken.append(submission)
                 size_bytes += submission.size_bytes
                 self._is_trial = until > 0
-        self._under_way = [*aside, *inside, *kept]
+        self._under_way = [*aside, *taken, *kept]
         for submission in gone:
             submission.end(is_written=False)
-        return inside, kept
+        return taken, kept
 
-    def _put_back(self, submissions: Sequence[Submission], inside: list[Submission]) -> None:
-        """Put submissions back to the front of the queue; `inside` remains in the transaction."""
+    def _put_back(self, submissions: Sequence[Submission], remaining: list[Submission]) -> None:
+        """Put submissions back to the front of the queue; `remaining` stay in the transaction."""
         self._queue.extendleft(reversed(submissions))
-        self._under_way = inside
+        self._under_way = remaining
 
     def _is_settled(self) -> Steps[bool]:
         """Find out whether the transaction in doubt was committed. Its successor with the same id has ended it.
@@ -287,7 +287,7 @@ class TransactionalOutbox(Outbox):
             self._denied_at = now if self._denied_at is None else self._denied_at
             return False
         self._doubt = None
-        self._put_back(doubt.inside, [])
+        self._put_back(doubt.submissions, [])
         return True
 
     def _note_committed(self, transaction: Transaction) -> None:
@@ -298,9 +298,9 @@ class TransactionalOutbox(Outbox):
             assignment.committed, assignment.acknowledged = point, True
         self.transactions += 1
         self._most, self._slow = min(2 * self._most, _MOST), None
-        for submission in transaction.inside:
-            for message in submission.messages if self._silent else ():
-                self._silent.pop(message.topic, None)
+        for submission in transaction.submissions:
+            for topic in submission.topics if self._silent else ():
+                self._silent.pop(topic, None)
             submission.end(is_written=True)
         self._under_way = []
 
@@ -312,7 +312,7 @@ class TransactionalOutbox(Outbox):
         if transaction is not None and isinstance(error, UnknownEndError | NotAnsweredError):
             self._doubt, self._denied_at = transaction, None
         elif transaction is not None:
-            is_lost = self._judge(transaction.inside, error)
+            is_lost = self._judge(transaction.submissions, error)
         self._runner.discard(abort=self._doubt is None, is_lost=is_lost)
         if concerns_a_group(error):
             self.note_refusal(error.args[0])
@@ -336,54 +336,54 @@ class TransactionalOutbox(Outbox):
             return
         self._map_chars = 0
         _log.warning(
-            "the broker refuses commit metadata of less than 4,096 characters, which says what is done above the "
-            "committed offset; from now on group %s publishes the results of a partition in the order of its offsets, "
-            "so a message that is retried holds back those behind it; set offset.metadata.max.bytes to 4096 on the "
-            "brokers, and start again",
+            "the broker refuses commit metadata of less than 4,096 characters, which records the messages done above "
+            "the committed offset; from now on group %s publishes the results of a partition in the order of its "
+            "offsets, so a retried message holds back the messages behind it; set offset.metadata.max.bytes to 4096 on "
+            "the brokers, and start again",
             self._group,
         )
 
-    def _judge(self, inside: Sequence[Submission], error: BaseException) -> bool:
+    def _judge(self, submissions: Sequence[Submission], error: BaseException) -> bool:
         """Refuse submissions with a fault, split the transaction if the culprit is unknown, and queue the rest again.
 
         Returns whether topics are silent. Then a broker may be unable to end the transaction there.
         """
         faults = self._runner.faults()
         refused = {
-            submission: (message.topic, faults.topics[message.topic])
-            for submission in inside
-            for message in submission.messages
-            if message.topic in faults.topics
+            submission: (topic, faults.topics[topic])
+            for submission in submissions
+            for topic in submission.topics
+            if topic in faults.topics
         }
         # One of the suspects is the culprit, but it is unknown which one.
         suspects, why = list[Submission](), faults.message
         if not refused and why is not None:
             topic = why[0]
-            suspects = [submission for submission in inside if any(to.topic == topic for to in submission.messages)]
+            suspects = [submission for submission in submissions if topic in submission.topics]
         elif not refused and isinstance(error, TooSlowError):
-            suspects, why = list(inside), self._why_too_slow(inside)
+            suspects, why = list(submissions), self._why_too_slow(submissions)
         if len(suspects) > 1:
-            self._split(inside)
+            self._split(submissions)
         elif why is not None:
             refused |= dict.fromkeys(suspects, why)
         for submission, refusal in refused.items():
             submission.end(is_written=False, refusal=refusal)
-        self._put_back([submission for submission in inside if submission not in refused], [])
+        self._put_back([submission for submission in submissions if submission not in refused], [])
         for topic in faults.silent:
             if topic not in self._silent:
-                _log.warning("%s does not answer: what is for it waits, everything else goes on", topic)
+                _log.warning("%s does not answer: its messages wait, everything else goes on", topic)
             self._silent[topic] = self._clock.monotonic() + _SILENT_TOPIC_RETRY_S
         return bool(faults.silent)
 
-    def _split(self, inside: Sequence[Submission]) -> None:
+    def _split(self, submissions: Sequence[Submission]) -> None:
         """Begin the next transaction at once, with half of the submissions."""
-        self._most, self._retry_at = len(inside) // 2, 0.0
+        self._most, self._retry_at = len(submissions) // 2, 0.0
         self.expedite()
 
-    def _why_too_slow(self, inside: Sequence[Submission]) -> tuple[str, KafkaError] | None:
+    def _why_too_slow(self, submissions: Sequence[Submission]) -> tuple[str, KafkaError] | None:
         """Return the refusal of a large submission that was alone in two slow transactions; None for any other."""
         # Once may be chance.
-        former, self._slow = self._slow, inside[0] if len(inside) == 1 else None
+        former, self._slow = self._slow, submissions[0] if len(submissions) == 1 else None
         if self._slow is None or self._slow is not former or former.size_bytes < _LARGE_BYTES:
             return None
         why = f"{former.size_bytes} bytes are not delivered in the time of one Kafka transaction"
