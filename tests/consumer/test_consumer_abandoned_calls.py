@@ -300,7 +300,7 @@ def test_a_handler_that_runs_is_given_up_by_request_without_a_limit_of_its_own()
         giving_up = GivingUp(consumer._engine, broker, consumer.explain)
         asked = giving_up.ask("t", 0, 0)
         until(lambda: True)
-        with pytest.raises(NotGivenUpError, match="it is in its handler still, though that was interrupted"):
+        with pytest.raises(NotGivenUpError, match="it is still in its handler, although that was interrupted"):
             giving_up.wait(asked)
         asked = giving_up.ask("t", 0, 0)
         broker.advance(GRACE_S)

@@ -196,7 +196,7 @@ def test_a_second_parameter_without_the_annotation_is_refused_with_a_sentence() 
         with pytest.raises(ConfigurationError, match=r"give it one parameter, or a second one as penstock\.Context"):
             handler(function)
     for function in (keyword, third, first):
-        with pytest.raises(ConfigurationError, match="has its Context as 'context', where nobody gives it one"):
+        with pytest.raises(ConfigurationError, match="has its Context as 'context', where it gets no value"):
             handler(function)
 
 

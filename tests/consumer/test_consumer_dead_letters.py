@@ -157,7 +157,7 @@ def test_a_dead_letter_that_no_topic_takes_stops_the_consumer_and_keeps_the_offs
     with TestApp(app) as test:
         test.broker.fail("produce", code, times=refusals)
         test.send("t", "value")
-        with pytest.raises(PenstockError, match=r"dlq\.t does not take it, without what we add either"):
+        with pytest.raises(PenstockError, match=r"dlq\.t does not take it, even without the added headers"):
             test.settle()
 
     assert test.committed("t").get(0, 0) == 0

@@ -128,7 +128,7 @@ def test_a_message_that_waits_for_a_rate_is_refused_with_what_helps() -> None:
         test.send("orders", "good", key="1")
         test.settle()
 
-        with pytest.raises(NotGivenUpError, match="it waits for the rate of its handler; raise that"):
+        with pytest.raises(NotGivenUpError, match="it waits for the rate of its handler; raise the rate"):
             test.give_up("orders", 0, 0)
 
 

@@ -227,7 +227,7 @@ def test_a_refused_result_is_a_failure_of_its_message_and_of_no_other() -> None:
 
     assert dead.value == b"bad"
     assert tries.count(b"bad") == 3
-    assert b"absent does not take what a handler returned" in (dict(dead.headers)["__dlq.errors.message"] or b"")
+    assert b"absent refuses the result of a handler" in (dict(dead.headers)["__dlq.errors.message"] or b"")
 
 
 def test_a_batch_that_returns_too_few_plain_values_fails() -> None:

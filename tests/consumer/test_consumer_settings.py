@@ -69,7 +69,7 @@ def letters(to: str, **options: Any) -> Handler:
         (lambda: handler(nothing, key_space=b"customer"), "key_space"),  # type: ignore[arg-type] # on purpose
         (lambda: handler(nothing, encoder="yaml"), "encoder must be"),
         (lambda: handler(nothing, encoder=5), "encoder must be"),  # type: ignore[arg-type] # on purpose
-        (lambda: handler(nothing, encoder=bytes), "encoder=bytes makes zero bytes of a number"),
+        (lambda: handler(nothing, encoder=bytes), "encoder=bytes turns a number into zero bytes"),
         (lambda: consumer({"in": handler(nothing, to="in")}), "consumes in and publishes to it"),
         (lambda: handler(nothing, decoder="xml"), "decoder must be 'json'"),
         (lambda: handler(nothing, linger=1.0), "but batch is 1"),

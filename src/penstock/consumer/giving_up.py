@@ -25,15 +25,16 @@ from penstock.errors import NotGivenUpError
 _POLL_S = 0.1
 #: Why a message that holds its partition is not given up, by its state.
 _WHY_NOT = {
-    "in handler": "it is in its handler still, though that was interrupted; ask again: what does not return is given "
-    "up after some seconds",
-    "put off": "its handler has put its completion off; ask again when that has come, or has failed",
-    "publishing": "its handler is done with it, and what that returned is being published",
-    "queued": "it waits for a worker, and was not tried yet",
-    "held by rate": "it waits for the rate of its handler; raise that by change_handler(topic, rate=...)",
-    "dead letter": "it is on its way to another topic already",
-    "behind its key": "it stands behind another message of its key; give that up",
-    "behind a call": "it waits for that; give its message up where it holds a partition, or start the member again",
+    "in handler": "it is still in its handler, although that was interrupted; ask again: a call that does not return "
+    "is given up after some seconds",
+    "put off": "its handler has put its completion off; ask again when the completion has come or failed",
+    "publishing": "its handler is done with it, and the results are being published",
+    "queued": "it waits for a worker, and has not been tried yet",
+    "held by rate": "it waits for the rate of its handler; raise the rate by change_handler(topic, rate=...)",
+    "dead letter": "it is already being written to another topic",
+    "behind its key": "it waits behind another message of its key; give up that message",
+    "behind a call": "it waits for a call that does not return; give up the message of that call if it holds a "
+    "partition, or restart the member",
     "parked": "the worker of its lane is in another handler, or the consumer stops because of it; ask again when that "
     "handler has returned",
 }

@@ -244,7 +244,7 @@ class LitePushConsumer:
         current = threading.current_thread()
         if current is self._thread or self._executor.has_thread(current.ident):
             raise ConfigurationError(
-                f"stop() was called on {current.name}, by a handler or what is around it, and would wait for it; have "
+                f"stop() was called on {current.name}, by a handler or a middleware, and would wait for itself; have "
                 "the thread that started the app stop it, for example on an event"
             )
 

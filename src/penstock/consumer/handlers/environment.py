@@ -45,8 +45,8 @@ def enter_all(lifespans: Iterable[Lifespan], exit_stack: ExitStack, run_async: R
             continue
         if owner:
             raise ConfigurationError(
-                f"the lifespans {owner} and {name_of(lifespan)} both yield a state, and handlers have one; let one of "
-                "them make all of it"
+                f"the lifespans {owner} and {name_of(lifespan)} both yield a state, but there is only one state; let "
+                "one of them yield all of it"
             )
         state, owner = yielded, name_of(lifespan)
     return state

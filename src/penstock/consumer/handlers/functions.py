@@ -123,8 +123,8 @@ def takes_context(function: Callable[..., object]) -> bool:
     place, wanted = found[0]
     if len(found) > 1 or place != 1 or wanted.kind not in (wanted.POSITIONAL_ONLY, wanted.POSITIONAL_OR_KEYWORD):
         raise ConfigurationError(
-            f"handler {name_of(function)} has its Context as {wanted.name!r}, where nobody gives it one; make it the "
-            "second parameter, behind the message or the list of messages"
+            f"handler {name_of(function)} has its Context as {wanted.name!r}, where it gets no value; make it the "
+            "second parameter, after the message or the list of messages"
         )
     return True
 

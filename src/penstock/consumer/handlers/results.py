@@ -196,8 +196,9 @@ class ResultMaker:
                 if inspect.iscoroutine(value):
                     value.close()
                 raise ResultError(
-                    f"handler {self._name} returned {_type_of(value)}, and nobody waits for its work: make the handler "
-                    "itself an `async def` that awaits it, wait for it in the handler, or return a DeferredCompletion"
+                    f"handler {self._name} returned {_type_of(value)}, and no code waits for its work: make the "
+                    "handler itself an `async def` that awaits it, wait for it in the handler, or return a "
+                    "DeferredCompletion"
                 )
         if self._to is not None:
             return [self._result(Outgoing(self._to, returned, key))]
@@ -205,7 +206,7 @@ class ResultMaker:
             self._has_warned = True
             _log.warning(
                 "handler %s returned %s, which is not published: return penstock.Outgoing, name the topic with to=, or "
-                "return None; this is said once",
+                "return None; this is logged once",
                 self._name,
                 _type_of(returned),
             )

@@ -208,24 +208,18 @@ def decoder_of(given: DecoderSpec) -> Decoder | None:
     if _is_instance("decoder", given, Deserializer):
         return RecordDecoder(given)  # type: ignore[arg-type] # checked above
     if _is_type(given):
-        return _decode_as(given)
+        if given in _NO_DECODERS:
+            raise ConfigurationError(
+                f"decoder={_name_of(given)} does not describe the content of a value; give 'json' for any "
+                "JSON, bytes.decode for text, or a function of bytes"
+            )
+        return _json_functions("decoder", given)[0]
     if isinstance(given, str) or not callable(given):
         raise ConfigurationError(
             "decoder must be 'json', a pydantic model, a dataclass, a msgspec struct, a deserializer of "
             f"confluent-kafka or a callable of bytes, but is {_name_of(given)}"
         )
     return given
-
-
-def _decode_as(given: object) -> Decode:
-    """Return a decoder of JSON as a type, by the first installed package that knows the type."""
-    if given in _NO_DECODERS:
-        raise ConfigurationError(
-            f"decoder={_name_of(given)} tells nothing of what is in a value; give 'json' for what JSON holds, "
-            "bytes.decode for text, or a function of bytes"
-        )
-    decode: Decode = _json_functions("decoder", given)[0]
-    return decode
 
 
 def _is_type(given: object) -> bool:
@@ -292,23 +286,18 @@ def encoder_of(given: EncoderSpec) -> Encoder | None:
     if _is_instance("encoder", given, Serializer):
         return _encoders.setdefault(id(given), RecordEncoder(given))  # type: ignore[arg-type] # checked above
     if _is_type(given) and given is not str:
-        return _encode_as(given)
+        if given is bytes or given is bytearray:
+            raise ConfigurationError(
+                f"encoder={_name_of(given)} turns a number into zero bytes; leave it out if the handler returns "
+                "bytes, or give a function"
+            )
+        return _json_functions("encoder", given)[1]
     if isinstance(given, str) or not callable(given):
         raise ConfigurationError(
             "encoder must be 'json', a pydantic model, a dataclass, a msgspec struct, a serializer of confluent-kafka "
             f"or a callable of an object, but is {_name_of(given)}"
         )
     return given
-
-
-def _encode_as(given: object) -> Encode:
-    """Return an encoder of a type as JSON."""
-    if given is bytes or given is bytearray:
-        raise ConfigurationError(
-            f"encoder={_name_of(given)} makes zero bytes of a number; leave it out where the handler returns bytes, or "
-            "give a function"
-        )
-    return _json_functions("encoder", given)[1]
 
 
 def _json(value: object) -> bytes:

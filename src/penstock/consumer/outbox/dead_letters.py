@@ -290,7 +290,7 @@ class DeadLetterPublisher:
             self.publish(replace(message, is_short=True))
         elif message.asked_at is not None:
             _log.error("%s was to be given up, and %s does not take it: %s; it stays", place, topic, reason(error))
-            why = f"{topic} does not take {place}, without what we add either; the log says why"
+            why = f"{topic} does not take {place}, even without the added headers; the log has the cause"
             self._settle(message, message.asked_at, why_not=why)
         else:
             self._stop(message, topic, error)
@@ -300,8 +300,8 @@ class DeadLetterPublisher:
         self._hold(message, f"{topic} does not take it: {reason(error)}")
         stop = PenstockError(
             f"{position_of(message.record)} was given up after {message.attempts} tries, and {topic} does not take it, "
-            f"without what we add either: {reason(error)}; {self.limits.ends}: raise max.message.bytes of {topic}, or "
-            "choose on_failure 'drop' for it"
+            f"even without the added headers: {reason(error)}; {self.limits.ends}: raise max.message.bytes of {topic}, "
+            "or choose on_failure 'drop' for it"
         )
         stop.__cause__ = message.error
         self.fail(stop)

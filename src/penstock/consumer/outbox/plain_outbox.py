@@ -125,7 +125,7 @@ class PlainOutbox(Outbox):
         if self._unreported or not clients.replace(clients.client):
             return False
         if clients.failure is not None:
-            _log.warning("the producer failed, and another sends again what it had: %s", reason(clients.failure))
+            _log.warning("the producer failed, and a new one sends its messages again: %s", reason(clients.failure))
         clients.failure = None
         if self._queue and self._queue[0] in self._under_way:
             # The client took only some of its messages, so it is in both.
