@@ -159,17 +159,17 @@ def yielding(value: object) -> Iterator[bytes]:
         (
             "decoder",
             asyncio.run(asynchronous())[0],
-            "which AsyncAvroDeserializer is not; nobody would await it: give AvroDeserializer",
+            "which AsyncAvroDeserializer is not; no code would await it: give AvroDeserializer",
         ),
         ("encoder", AvroSerializer, "the class: give AvroSerializer"),
         ("encoder", StringDeserializer(), "which StringDeserializer is not; that one is for decoder="),
         (
             "encoder",
             asyncio.run(asynchronous())[1],
-            "which AsyncAvroSerializer is not; nobody would await it: give AvroSerializer",
+            "which AsyncAvroSerializer is not; no code would await it: give AvroSerializer",
         ),
         ("encoder", awaited, "encoder is an `async def`, which nothing awaits"),
-        ("encoder", yielding, "encoder yields, and nothing takes what it yields"),
+        ("encoder", yielding, "encoder yields values that no code reads"),
     ],
     ids=lambda given: given if isinstance(given, str) else type(given).__name__,
 )

@@ -1,4 +1,4 @@
-"""Timers: callbacks in the order of their times. The poll thread calls what is due; no thread sleeps."""
+"""Timers: callbacks in the order of their times. The poll thread calls the due ones; no thread sleeps."""
 
 from __future__ import annotations
 

@@ -152,7 +152,7 @@ def check_plain(functions: Mapping[str, object]) -> None:
         if callable(given) and is_async(given):
             raise ConfigurationError(f"{option} is an `async def`, which nothing awaits; make it a plain function")
         if inspect.isgeneratorfunction(given):
-            raise ConfigurationError(f"{option} yields, and nothing takes what it yields; have it return its answer")
+            raise ConfigurationError(f"{option} yields values that no code reads; return the answer instead")
 
 
 def check_batch(batch: int, linger: float) -> None:

@@ -202,7 +202,7 @@ def _key_failure(error: BaseException) -> MessageFormatError:
     """Return the failure of a message whose key function raised an error."""
     remedy = "; correct it"
     if isinstance(error, UnicodeDecodeError):
-        remedy = ", as it does where a header's name is not UTF-8; correct the producer, or the function"
+        remedy = ", as it does if a header's name is not UTF-8; correct the producer, or the function"
     failure = MessageFormatError(f"the key function failed with {type(error).__name__}{remedy}")
     # Without the frame of the caller, which refers to all messages of the fetch.
     stack = error.__traceback__

@@ -119,7 +119,7 @@ def _is_instance(option: str, given: object, wanted: type) -> bool:
         remedy = f"that one is for {'encoder' if option == 'decoder' else 'decoder'}="
     elif any(base.__name__.startswith("AsyncBase") for base in kind.__mro__):
         # Its `__call__` is a plain function that returns a coroutine, so `is_async` does not see it.
-        remedy = f"nobody would await it: give {name.removeprefix('Async')}, for `async def` handlers too"
+        remedy = f"no code would await it: give {name.removeprefix('Async')}, for `async def` handlers too"
     elif isinstance(given, type):
         remedy = f"that is the class: give {name}(...)"
     else:

@@ -69,7 +69,7 @@ class PlainOutbox(Outbox):
         )
 
     def serve(self) -> None:
-        """Send what was submitted, and serve delivery reports."""
+        """Send queued submissions, and serve delivery reports."""
         if self._queue or self._under_way:
             self.needs_serving = True
             self._send_waiting(self._clients)
