@@ -100,7 +100,7 @@ class InvariantChecker:
                 self._topics[name] = topic
                 self._sources[name] = True
             if one.on_failure is OnFailure.DEAD_LETTER:
-                self._dead_letter_topics.add(one.dead_letter_topic.replace("{topic}", topic))
+                self._dead_letter_topics.add(one.dead_letter_topic_of(topic))
         self._numbers = count(1)
         #: Messages that an owner was done with, or may have given up, without results.
         self.without_results: set[bytes] = set()

@@ -92,6 +92,11 @@ class Assignment:
         self.committed = self.tracker.commit_point()
 
     @property
+    def source(self) -> str:
+        """The topic that its messages first came from: for a retry topic, the topic whose messages wait there."""
+        return self.route.source or self.topic
+
+    @property
     def known(self) -> bool:
         """Whether the position of the partition is known. Once True, it stays True."""
         return self.start is not None or self.tracker.position > 0

@@ -110,8 +110,8 @@ class GivingUp:
 
     def _prepare_topic(self, assignment: Assignment, place: str) -> str:
         """Return the dead-letter topic, and create it if the handler's start-up did not."""
-        handler, source = assignment.route.handler, assignment.route.source or assignment.topic
-        name = handler.dead_letter_topic.replace("{topic}", source)
+        handler, source = assignment.route.handler, assignment.source
+        name = handler.dead_letter_topic_of(source)
         if handler.on_failure is not OnFailure.DEAD_LETTER:
 
             def prepare() -> None:

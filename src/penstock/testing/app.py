@@ -323,7 +323,7 @@ class TestApp:
         if handler is None:
             known = ", ".join((*self.app.handlers, *self.app.patterns))
             raise ConfigurationError(f"app {self.app.name} does not consume {topic}; name one of {known}")
-        letters = handler.dead_letter_topic.replace("{topic}", topic)
+        letters = handler.dead_letter_topic_of(topic)
         # The topic is made by an app with on_failure="dead_letter" when it starts.
         self.broker.ensure_topics([TopicSpec(letters, self._partitions)])
         return self.published(letters)

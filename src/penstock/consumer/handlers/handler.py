@@ -92,6 +92,10 @@ class Handler:
         """The identity of its key space: the name, or a number of the handler's own."""
         return id(self) if self.key_space is None else self.key_space
 
+    def dead_letter_topic_of(self, topic: str) -> str:
+        """Return the dead-letter topic of one of its topics."""
+        return self.dead_letter_topic.replace("{topic}", topic)
+
 
 #: The default of each option. None also for options whose default depends on others.
 DEFAULTS: Final[Mapping[str, object]] = {
@@ -190,7 +194,7 @@ def require_own_topics(group: str, handlers: Mapping[str, Handler]) -> None:
             )
         path, current = [topic], topic
         while current in handlers and handlers[current].on_failure is OnFailure.DEAD_LETTER:
-            current = handlers[current].dead_letter_topic.replace("{topic}", current)
+            current = handlers[current].dead_letter_topic_of(current)
             if current in (topic, *retries):
                 raise ConfigurationError(
                     f"dead letters of {' go to '.join([*path, current])}, whose handler gets them again: one message "

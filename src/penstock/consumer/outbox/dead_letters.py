@@ -233,12 +233,12 @@ class DeadLetterPublisher:
         if self.trace is not None:
             headers = self.trace(topic, headers)
         self.states[message.place] = f"it is being written to {topic}"
-        to = Result(topic, message.record.value(), message.record.key(), headers, -1)
-        self.outbox.submit((message.item,), (to,), partial(self._ended, message))
+        result = Result(topic, message.record.value(), message.record.key(), headers, -1)
+        self.outbox.submit((message.item,), (result,), partial(self._ended, message))
 
-    def _settle(self, message: ExhaustedMessage, state: KeyState, **what: Any) -> None:
+    def _settle(self, message: ExhaustedMessage, state: KeyState, **details: Any) -> None:
         self.states.pop(message.place, None)
-        message.settle(state, **what)
+        message.settle(state, **details)
 
     def _ended(self, message: ExhaustedMessage, submission: Submission) -> None:
         if submission.refusal is not None:
@@ -258,8 +258,7 @@ class DeadLetterPublisher:
     def _note_written(self, message: ExhaustedMessage, topic: str) -> None:
         if message.retry is None:
             self.dead_letters += 1
-            source = message.assignment.route.source or message.assignment.topic
-            origin, partition, offset, _ = first_place(message.record, source)
+            origin, partition, offset, _ = first_place(message.record, message.assignment.source)
             why = (origin, topic, class_name(message.error))
             if why not in self.reasons and len(self.reasons) >= _MOST_REASONS:
                 why = ("", "", _OTHERS)
@@ -327,9 +326,7 @@ class DeadLetterPublisher:
 
     def _addressed(self, message: ExhaustedMessage) -> tuple[str, HeaderList]:
         """Return the topic of a message and its headers."""
-        assignment = message.assignment
-        handler = assignment.route.handler
-        source = assignment.route.source or assignment.topic
+        handler, source = message.assignment.route.handler, message.assignment.source
         if message.retry is not None:
             delay = handler.retry_delays[message.retry]
             due = self.clock.time() + delay
@@ -347,6 +344,4 @@ class DeadLetterPublisher:
         # The first place, not the place in the retry topic: a search for the message needs it.
         topic, partition, offset, _ = first_place(message.record, source)
         origin = replace(origin, topic=topic, partition=partition, offset=offset)
-        return handler.dead_letter_topic.replace("{topic}", source), write(
-            handler.dead_letter_format, message.record, origin
-        )
+        return handler.dead_letter_topic_of(source), write(handler.dead_letter_format, message.record, origin)

@@ -55,7 +55,7 @@ def output_topics(group: str, handlers: Mapping[str, Handler]) -> OutputTopics:
     outputs: dict[str, tuple[str, ...]] = {}
     for topic, handler in handlers.items():
         if handler.on_failure is OnFailure.DEAD_LETTER:
-            name = handler.dead_letter_topic.replace("{topic}", topic)
+            name = handler.dead_letter_topic_of(topic)
             outputs[name] = (*outputs.get(name, ()), topic)
         outputs |= dict.fromkeys(retry_topics(group, topic, handler.retry_delays), (topic,))
     return outputs
