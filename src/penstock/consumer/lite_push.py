@@ -106,11 +106,7 @@ class LitePushConsumer:
         self._loop = PollLoop(engine)
         self._thread: threading.Thread | None = None
         self._executor = engine.executor = ThreadsAndTasks(
-            group,
-            self._settings,
-            plan=engine.lane_plan,
-            processor=engine.processor,
-            closing=self._close_resources,
+            group, self._settings, plan=engine.lane_plan, processor=engine.processor, closing=self._close_resources
         )
 
     def needs(self, there: Collection[str] = ()) -> Needs:

@@ -133,14 +133,8 @@ class ConsumerSettings:
 
     def __post_init__(self) -> None:
         """Check every option; raise `ConfigurationError` for the first wrong one."""
-        for option in (
-            "workers",
-            "max_concurrency",
-            "lanes_per_worker",
-            "max_in_flight",
-            "max_in_flight_bytes",
-            "fetch_size",
-        ):
+        sizes = ("workers", "max_concurrency", "lanes_per_worker", "max_in_flight", "max_in_flight_bytes", "fetch_size")
+        for option in sizes:
             check.positive_int(option, getattr(self, option))
         if self.fetch_size > _MOST_FETCHED:
             raise ConfigurationError(

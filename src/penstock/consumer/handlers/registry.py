@@ -135,7 +135,7 @@ class HandlerRegistry:
         A plain function runs on a worker thread, an `async def` on the app's event loop. An exception is a failure of
         the message. An `Outgoing` that it returns is published, or several in a list or by `yield`; then the message is
         done. If brokers refuse a result, its message fails. The function may return a `DeferredCompletion` and finish
-        later. It may have a second parameter annotated `penstock.Context`: see there.
+        later. It may have a second parameter annotated `penstock.Context`, and gets one.
 
         Args:
             topics: names of the topics.

@@ -234,11 +234,7 @@ class ResultMaker:
         if self.trace is not None:
             written = self.trace(topic, written)
         return Result(
-            topic,
-            self._encoded(topic, outgoing.value, written),
-            key,
-            written,
-            -1 if partition is None else partition,
+            topic, self._encoded(topic, outgoing.value, written), key, written, -1 if partition is None else partition
         )
 
     def _encoded(self, topic: str, value: object, headers: HeaderList) -> bytes | None:

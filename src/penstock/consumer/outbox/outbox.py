@@ -245,11 +245,7 @@ class HandlerResults:
         self.published = 0
 
     def submit(
-        self,
-        lane: ConsumerLane,
-        items: Sequence[Item],
-        results: Sequence[Result],
-        tries: Sequence[Tries] | None = None,
+        self, lane: ConsumerLane, items: Sequence[Item], results: Sequence[Result], tries: Sequence[Tries] | None = None
     ) -> None:
         """Write results, and then mark these messages done. The holder of their lane calls it.
 
