@@ -159,13 +159,13 @@ class LitePushConsumer:
         Raises:
             ConfigurationError: a value is wrong, or cannot change: no handler is of that kind, or lanes are pinned.
         """
-        given: dict[str, Any] = {option: value for option, value in settings.items() if value is not None}
-        for option, value in given.items():
+        changes: dict[str, Any] = {option: value for option, value in settings.items() if value is not None}
+        for option, value in changes.items():
             rule = check.positive if option == "commit_interval" else check.positive_int
             rule(option, value)
-        self._executor.resize(given.pop("workers", None), given.pop("max_concurrency", None))
-        self._loop.commits.interval_s = given.pop("commit_interval", self._loop.commits.interval_s)
-        for option, value in given.items():
+        self._executor.resize(changes.pop("workers", None), changes.pop("max_concurrency", None))
+        self._loop.commits.interval_s = changes.pop("commit_interval", self._loop.commits.interval_s)
+        for option, value in changes.items():
             setattr(self._loop.back_pressure, option, value)
 
     def change_handler(

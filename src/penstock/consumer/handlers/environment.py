@@ -145,21 +145,21 @@ MiddlewareSpec = PlainMiddleware | AsyncMiddleware | Middleware
 Invoke = Callable[..., object]
 
 
-def middlewares_of(given: Iterable[MiddlewareSpec]) -> tuple[MiddlewareSpec, ...]:
+def middlewares_of(middlewares: Iterable[MiddlewareSpec]) -> tuple[MiddlewareSpec, ...]:
     """Check a user's middlewares and return them; raise `ConfigurationError` if one cannot be a middleware."""
-    if not isinstance(given, Iterable):
+    if not isinstance(middlewares, Iterable):
         raise ConfigurationError(
-            f"middlewares must be a list of functions (message, call_next), but is a {type(given).__name__}"
+            f"middlewares must be a list of functions (message, call_next), but is a {type(middlewares).__name__}"
         )
-    several = tuple(given)
-    for middleware in several:
+    checked = tuple(middlewares)
+    for middleware in checked:
         forms = (middleware.plain, middleware.async_) if isinstance(middleware, Middleware) else (middleware,)
         for form in forms:
             if not callable(form) or inspect.isclass(form):
                 what = f"the class {form.__name__}" if inspect.isclass(form) else f"a {type(form).__name__}"
                 raise ConfigurationError(f"a middleware must be a function (message, call_next), but one is {what}")
             require_parameters("middleware", form, "a message and call_next", 2)
-    return several
+    return checked
 
 
 def wrap(handler: Handler, middlewares: Sequence[MiddlewareSpec], context: Context | None = None) -> Invoke:
@@ -196,12 +196,12 @@ def _plain_link(middleware: PlainMiddleware, inner: Invoke) -> Invoke:
     def call(work: object) -> object:
         result: object = None
 
-        def call_next(given: object) -> object:
+        def call_next(passed: object) -> object:
             nonlocal result
             try:
-                result = inner(given)
+                result = inner(passed)
             except:  # noqa: E722 - see `raised`; the middleware gets an exception that it can catch
-                raise _passed_on(raised(), given, work)  # noqa: B904 - usually it is the caught error itself
+                raise _outer_error(raised(), passed, work)  # noqa: B904 - usually it is the caught error itself
             return result
 
         returned = middleware(work, call_next)
@@ -216,16 +216,16 @@ def _async_link(middleware: AsyncMiddleware, inner: Invoke) -> Invoke:
         result: object = None
         begun: list[Coroutine[Any, Any, object]] = []
 
-        async def await_next(given: object) -> object:
+        async def await_next(passed: object) -> object:
             nonlocal result
             try:
-                result = await inner(given)  # type: ignore[misc] # an `async def`, or a link around one
+                result = await inner(passed)  # type: ignore[misc] # an `async def`, or a link around one
             except:  # noqa: E722 - as in `_plain_link`
-                raise _passed_on(raised(), given, work)  # noqa: B904 - as above
+                raise _outer_error(raised(), passed, work)  # noqa: B904 - as above
             return result
 
-        def call_next(given: object) -> Coroutine[Any, Any, object]:
-            begun.append(await_next(given))
+        def call_next(passed: object) -> Coroutine[Any, Any, object]:
+            begun.append(await_next(passed))
             return begun[-1]
 
         returned = await middleware(work, call_next)
@@ -256,13 +256,13 @@ def cancelled_after(limit_s: float, handler: str, invoke: Invoke) -> Invoke:
     return call
 
 
-def _passed_on(error: BaseException, given: object, work: object) -> BaseException:
+def _outer_error(error: BaseException, passed: object, work: object) -> BaseException:
     """Return the error that a middleware sees of an inner failure: a `BatchError` gets the indexes of its own list."""
-    if given is work or not isinstance(error, BatchError) or not isinstance(work, list):
+    if passed is work or not isinstance(error, BatchError) or not isinstance(work, list):
         return error
     places = {id(message): place for place, message in enumerate(work)}
     try:
-        return BatchError({places[id(given[place])]: why for place, why in error.failed.items()})  # type: ignore[index] # tried
+        return BatchError({places[id(passed[place])]: why for place, why in error.failed.items()})  # type: ignore[index] # errors are caught
     except (IndexError, KeyError, TypeError):
         # It is not known which messages of the batch failed, so none counts as done.
         failed = PenstockError("a BatchError names messages that a middleware put into the batch; pass on those it got")

@@ -148,10 +148,10 @@ class HandlerOptions(TypedDict, total=False):
 
 def check_plain(functions: Mapping[str, object]) -> None:
     """Check that these options are plain functions, because penstock does not await them."""
-    for option, given in functions.items():
-        if callable(given) and is_async(given):
+    for option, function in functions.items():
+        if callable(function) and is_async(function):
             raise ConfigurationError(f"{option} is an `async def`, which nothing awaits; make it a plain function")
-        if inspect.isgeneratorfunction(given):
+        if inspect.isgeneratorfunction(function):
             raise ConfigurationError(f"{option} yields values that no code reads; return the answer instead")
 
 
@@ -177,23 +177,23 @@ def check_rates(order: Order, rate: float | None, key_rate: float | None) -> Non
         )
 
 
-def policy_of(given: RetryPolicy | None) -> RetryPolicy:
+def policy_of(policy: RetryPolicy | None) -> RetryPolicy:
     """Check a user's retry policy and return it, or the default policy."""
-    if given is not None and not isinstance(given, RetryPolicy):
+    if policy is not None and not isinstance(policy, RetryPolicy):
         raise ConfigurationError(
-            f"retry must be made by penstock.retry(...), but is a {type(given).__name__}; "
+            f"retry must be made by penstock.retry(...), but is a {type(policy).__name__}; "
             "pass tenacity's stop, wait and retry objects to penstock.retry"
         )
-    return given or retry()
+    return policy or retry()
 
 
-def delays_of(given: Sequence[float]) -> tuple[float, ...]:
+def delays_of(delays: Sequence[float]) -> tuple[float, ...]:
     """Check the delays of retry topics and return them, in seconds."""
-    if not isinstance(given, Iterable):
-        raise ConfigurationError(f"retry_delays must be a list of seconds, such as (60, 3600), but is {given!r}")
-    delays = tuple(given)
-    for delay in delays:
+    if not isinstance(delays, Iterable):
+        raise ConfigurationError(f"retry_delays must be a list of seconds, such as (60, 3600), but is {delays!r}")
+    checked = tuple(delays)
+    for delay in checked:
         check.positive("retry_delays", delay)
         if delay > MAX_RETRY_DELAY_S:
             raise ConfigurationError(f"retry_delays holds {delay:g} s; the longest delay is {MAX_RETRY_DELAY_S:g} s")
-    return delays
+    return checked

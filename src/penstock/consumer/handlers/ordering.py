@@ -48,23 +48,23 @@ class Keyless(Enum):
     SPREAD = "spread"
 
 
-def key_function(given: str | KeyFunction | None) -> KeyFunction | None:
+def key_function(spec: str | KeyFunction | None) -> KeyFunction | None:
     """Return the key function for a user's option, or None if the record's own key counts.
 
     Raises `ConfigurationError` unless the option is "header:name" or a callable.
     """
-    if given is None:
+    if spec is None:
         return None
-    if isinstance(given, str):
-        name = given.removeprefix("header:")
-        if name == given or not name:
+    if isinstance(spec, str):
+        name = spec.removeprefix("header:")
+        if name == spec or not name:
             raise ConfigurationError(
-                f"key must be 'header:name' or a function of the message, but is {given!r}; leave it out to use "
+                f"key must be 'header:name' or a function of the message, but is {spec!r}; leave it out to use "
                 "the record's key"
             )
         return HeaderKey(name)
-    check.a_callable("key", given)
-    return given
+    check.a_callable("key", spec)
+    return spec
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,11 +61,11 @@ class DeferredCompletion:
         Args:
             error: the cause. An object that is no exception, such as a client's error object, counts as a failure too.
         """
-        given: object = error
-        if isinstance(given, BaseException):
-            return self._decide(given)
+        cause: object = error
+        if isinstance(cause, BaseException):
+            return self._decide(cause)
         return self._decide(
-            PenstockError(f"the completion was failed with a {type(given).__name__}, which is no exception")
+            PenstockError(f"the completion was failed with a {type(cause).__name__}, which is no exception")
         )
 
     @property

@@ -107,9 +107,9 @@ class RecordEncoder:
 _encoders: WeakValueDictionary[int, RecordEncoder] = WeakValueDictionary()
 
 
-def _is_instance(option: str, given: object, wanted: type) -> bool:
-    """Return whether `given` is an instance of `wanted`; raise `ConfigurationError` for a related type that is not."""
-    kind = given if isinstance(given, type) else type(given)
+def _is_instance(option: str, spec: object, wanted: type) -> bool:
+    """Return whether `spec` is an instance of `wanted`; raise `ConfigurationError` for a related type that is not."""
+    kind = spec if isinstance(spec, type) else type(spec)
     name = kind.__name__
     if not issubclass(kind, Serializer | Deserializer | SerializerBuilder | DeserializerBuilder):
         return False
@@ -120,7 +120,7 @@ def _is_instance(option: str, given: object, wanted: type) -> bool:
     elif any(base.__name__.startswith("AsyncBase") for base in kind.__mro__):
         # Its `__call__` is a plain function that returns a coroutine, so `is_async` does not see it.
         remedy = f"no code would await it: give {name.removeprefix('Async')}, for `async def` handlers too"
-    elif isinstance(given, type):
+    elif isinstance(spec, type):
         remedy = f"that is the class: give {name}(...)"
     else:
         return True
@@ -196,65 +196,65 @@ def _decode_json(value: bytes) -> object:
     return json.loads(value)
 
 
-def decoder_of(given: DecoderSpec) -> Decoder | None:
+def decoder_of(spec: DecoderSpec) -> Decoder | None:
     """Return the decoder for a user's option, or None; raise `ConfigurationError` if the option is no decoder.
 
     For a deserializer of confluent-kafka it is a `RecordDecoder`, because the deserializer needs topic and headers.
     """
-    if given is None:
+    if spec is None:
         return None
-    if given == "json":
+    if spec == "json":
         return _decode_json
-    if _is_instance("decoder", given, Deserializer):
-        return RecordDecoder(given)  # type: ignore[arg-type] # checked above
-    if _is_type(given):
-        if given in _NO_DECODERS:
+    if _is_instance("decoder", spec, Deserializer):
+        return RecordDecoder(spec)  # type: ignore[arg-type] # checked above
+    if _is_type(spec):
+        if spec in _NO_DECODERS:
             raise ConfigurationError(
-                f"decoder={_name_of(given)} does not describe the content of a value; give 'json' for any "
+                f"decoder={_name_of(spec)} does not describe the content of a value; give 'json' for any "
                 "JSON, bytes.decode for text, or a function of bytes"
             )
-        return _json_functions("decoder", given)[0]
-    if isinstance(given, str) or not callable(given):
+        return _json_functions("decoder", spec)[0]
+    if isinstance(spec, str) or not callable(spec):
         raise ConfigurationError(
             "decoder must be 'json', a pydantic model, a dataclass, a msgspec struct, a deserializer of "
-            f"confluent-kafka or a callable of bytes, but is {_name_of(given)}"
+            f"confluent-kafka or a callable of bytes, but is {_name_of(spec)}"
         )
-    return given
+    return spec
 
 
-def _is_type(given: object) -> bool:
+def _is_type(spec: object) -> bool:
     """Return whether this is a type of JSON content: a class, `list[Model]`, or a `NewType`."""
-    return isinstance(given, type | NewType) or get_origin(given) is not None
+    return isinstance(spec, type | NewType) or get_origin(spec) is not None
 
 
-def _json_functions(option: str, given: Any) -> tuple[Decode, Encode]:
+def _json_functions(option: str, spec: Any) -> tuple[Decode, Encode]:
     """Return a JSON decoder and a JSON encoder of a type, by the first installed package that knows the type."""
     why = []
     for name in ("pydantic", "msgspec"):
         try:
             module = import_module(name)
             if name == "pydantic":
-                adapter = module.TypeAdapter(given)
+                adapter = module.TypeAdapter(spec)
                 # Without "error" it would also write values of other types, with a mere warning.
                 return adapter.validate_json, partial(adapter.dump_json, warnings="error")
             # The decoder takes any class, and fails later at each value of an unknown one. The schema fails at once.
-            module.json.schema(given)
-            return module.json.Decoder(given).decode, module.json.encode
+            module.json.schema(spec)
+            return module.json.Decoder(spec).decode, module.json.encode
         except ImportError:
             why.append(f"{name} is not installed")
         except Exception as error:  # noqa: BLE001 - each package has its own error for an unknown type
             why.append(f"{name} says: {(str(error).splitlines() or [type(error).__name__])[0]}")
     raise ConfigurationError(
-        f"{option}={_name_of(given)} needs pydantic or msgspec, for a type of JSON ({'; '.join(why)}); install one of "
+        f"{option}={_name_of(spec)} needs pydantic or msgspec, for a type of JSON ({'; '.join(why)}); install one of "
         "them, or give 'json' or a function"
     )
 
 
-def _name_of(given: object) -> str:
+def _name_of(spec: object) -> str:
     """Return an option's value in words; for an object, which may hold secrets, only its type."""
-    if isinstance(given, type):
-        return given.__name__
-    return repr(given) if isinstance(given, str | bytes | int) or get_origin(given) else f"a {type(given).__name__}"
+    if isinstance(spec, type):
+        return spec.__name__
+    return repr(spec) if isinstance(spec, str | bytes | int) or get_origin(spec) else f"a {type(spec).__name__}"
 
 
 #: Makes bytes or text from an object.
@@ -265,39 +265,39 @@ Encoder = Encode | RecordEncoder
 EncoderSpec = str | type | UnionType | Encode | None
 
 
-def encoder_of(given: EncoderSpec) -> Encoder | None:
+def encoder_of(spec: EncoderSpec) -> Encoder | None:
     """Return the encoder for a user's option, or None.
 
     Args:
-        given: "json"; a pydantic model (recognized by `model_dump_json`); another type that pydantic or msgspec writes
+        spec: "json"; a pydantic model (recognized by `model_dump_json`); another type that pydantic or msgspec writes
             as JSON; a serializer of confluent-kafka, which gets the topic and the headers; or any callable of an object
             that returns bytes or text, such as `str`.
 
     Raises:
         ConfigurationError: it is none of these.
     """
-    if given is None:
+    if spec is None:
         return None
-    if given == "json":
+    if spec == "json":
         return _json
-    dump: Encode | None = getattr(given, "model_dump_json", None)
-    if dump is not None and isinstance(given, type):
+    dump: Encode | None = getattr(spec, "model_dump_json", None)
+    if dump is not None and isinstance(spec, type):
         return dump  # it writes by the class of each value, which may have more fields than the model
-    if _is_instance("encoder", given, Serializer):
-        return _encoders.setdefault(id(given), RecordEncoder(given))  # type: ignore[arg-type] # checked above
-    if _is_type(given) and given is not str:
-        if given is bytes or given is bytearray:
+    if _is_instance("encoder", spec, Serializer):
+        return _encoders.setdefault(id(spec), RecordEncoder(spec))  # type: ignore[arg-type] # checked above
+    if _is_type(spec) and spec is not str:
+        if spec is bytes or spec is bytearray:
             raise ConfigurationError(
-                f"encoder={_name_of(given)} turns a number into zero bytes; leave it out if the handler returns "
+                f"encoder={_name_of(spec)} turns a number into zero bytes; leave it out if the handler returns "
                 "bytes, or give a function"
             )
-        return _json_functions("encoder", given)[1]
-    if isinstance(given, str) or not callable(given):
+        return _json_functions("encoder", spec)[1]
+    if isinstance(spec, str) or not callable(spec):
         raise ConfigurationError(
             "encoder must be 'json', a pydantic model, a dataclass, a msgspec struct, a serializer of confluent-kafka "
-            f"or a callable of an object, but is {_name_of(given)}"
+            f"or a callable of an object, but is {_name_of(spec)}"
         )
-    return given
+    return spec
 
 
 def _json(value: object) -> bytes:
