@@ -104,15 +104,14 @@ class TransactionRunner:
 
     def committed(self, assignments: Sequence[Assignment]) -> Steps[dict[Assignment, CommitPoint]]:
         """Return the group's committed offsets with their metadata."""
-        asked = {(assignment.topic, assignment.partition): assignment for assignment in assignments}
-        partitions = [TopicPartition(*place) for place in asked]
-        ask = partial(self._cluster.stable_offsets, self._group, partitions)
+        by_place = {(assignment.topic, assignment.partition): assignment for assignment in assignments}
+        request = partial(self._cluster.stable_offsets, self._group, [TopicPartition(*place) for place in by_place])
         found = {}
-        for at in (yield from self._call("asking for the group's offsets", ask)):
-            if at.error is not None:
-                # Without an answer for one partition, a commit is possible.
-                raise KafkaException(at.error)
-            found[asked[at.topic, at.partition]] = CommitPoint(at.offset, at.metadata or "")
+        for answer in (yield from self._call("asking for the group's offsets", request)):
+            if answer.error is not None:
+                # A partition without an answer may have been committed.
+                raise KafkaException(answer.error)
+            found[by_place[answer.topic, answer.partition]] = CommitPoint(answer.offset, answer.metadata or "")
         return found
 
     def run(self, transaction: Transaction, group_metadata: Any, *, is_trial: bool = False) -> Steps[None]:
