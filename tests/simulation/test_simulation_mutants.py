@@ -406,7 +406,7 @@ def takes_a_doubt_for_aborted(patch: pytest.MonkeyPatch) -> None:
         yield
         return True
 
-    patch.setattr(TransactionalOutbox, "_is_settled", is_settled)
+    patch.setattr(TransactionalOutbox, "_settle_doubt", is_settled)
 
 
 def takes_a_doubt_for_committed(patch: pytest.MonkeyPatch) -> None:
@@ -419,7 +419,7 @@ def takes_a_doubt_for_committed(patch: pytest.MonkeyPatch) -> None:
         yield
         return True
 
-    patch.setattr(TransactionalOutbox, "_is_settled", is_settled)
+    patch.setattr(TransactionalOutbox, "_settle_doubt", is_settled)
 
 
 def drops_what_was_aborted(patch: pytest.MonkeyPatch) -> None:

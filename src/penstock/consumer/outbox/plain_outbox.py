@@ -101,7 +101,7 @@ class PlainOutbox(Outbox):
 
     def _send_waiting(self, clients: ClientRenewal[ProducerClient]) -> None:
         """Send as many submissions as the client takes, in the order of submission."""
-        if clients.failure is not None and not self._is_replaced(clients):
+        if clients.failure is not None and not self._replace_client(clients):
             return
         while self._queue:
             submission = self._queue[0]
@@ -117,7 +117,7 @@ class PlainOutbox(Outbox):
                     return
             self._queue.popleft()
 
-    def _is_replaced(self, clients: ClientRenewal[ProducerClient]) -> bool:
+    def _replace_client(self, clients: ClientRenewal[ProducerClient]) -> bool:
         """Replace a failed client, and queue its messages again: it is unknown whether they were written."""
         if self._unreported:
             clients.client.purge()

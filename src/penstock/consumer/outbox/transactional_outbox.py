@@ -181,7 +181,7 @@ class TransactionalOutbox(Outbox):
         transaction: Transaction | None = None
         try:
             yield from self._runner.require_open()
-            if not (yield from self._is_settled()):
+            if not (yield from self._settle_doubt()):
                 self._retry_at = self._clock.monotonic() + SURE_S
                 return False
             metadata = self.generation()
@@ -261,7 +261,7 @@ class TransactionalOutbox(Outbox):
         self._queue.extendleft(reversed(submissions))
         self._under_way = remaining
 
-    def _is_settled(self) -> Steps[bool]:
+    def _settle_doubt(self) -> Steps[bool]:
         """Find out whether the transaction in doubt was committed. Its successor with the same id has ended it.
 
         A "no" counts only if it comes at once, and again some seconds later. A broker that was suspended reports old
