@@ -1,7 +1,7 @@
-"""A store outside Kafka, as producers and its coordinator see it: what is the same in a database and in files.
+"""The base of the stores outside Kafka (database, files): group commit of changes by one writer thread.
 
-What producers, checks, the discard policy and operators change in it is written by one thread. While one batch is being
-written the next one gathers: so writes are few when much is changed, and waits are short when little is.
+Producers, checks, the discard policy and operators submit changes. While the writer thread writes one batch, the next
+batch collects. So there are few writes under load, and short waits without load.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ from penstock.transactions.wire.topics import StoreTopics, require_prefix
 
 _log = logging.getLogger("penstock.transactions")
 
-#: Changes, and bytes of halves, in one batch.
+#: Changes in one batch, and bytes of their halves.
 _BATCH = 2_000
 _BATCH_BYTES = 4 << 20
-#: About what a change takes besides the payload.
+#: Approximate bytes of a change besides its payload.
 _OVERHEAD_BYTES = 200
 
 
 class Prepare(NamedTuple):
-    """Store the halves of a transaction."""
+    """The change that stores the halves of a transaction."""
 
     halves: tuple[Half, ...]
-    #: By this machine's clock; a database takes its own.
+    #: By this machine's clock. A database uses its own clock instead.
     birth_ms: int
-    #: What chooses the shard; the first half's key, or else the id, where it is None.
+    #: Chooses the shard. If None, the first half's key does, or else the transaction id.
     ordering_key: bytes | None = None
 
     def __repr__(self) -> str:
@@ -63,30 +63,30 @@ class Prepare(NamedTuple):
 
 
 class Decide(NamedTuple):
-    """Decide a transaction, or (UNKNOWN) count an answered check."""
+    """The change that decides a transaction, or counts an answered check (verdict UNKNOWN)."""
 
     transaction_id: str
-    #: None: of any group.
+    #: The producer group of the transaction; None accepts any group.
     group: str | None
     verdict: Verdict
     author: Author
-    #: Of the check that is answered; 0: it is no answer.
+    #: The number of the answered check; 0 if this is no answer.
     check_number: int
     now_ms: int
-    #: Who it was, where a person decided.
+    #: The name of the operator, if a person decided.
     actor: str = ""
-    #: It takes back what is committed and not due yet, and decides nothing else.
+    #: Whether it only cancels: it takes back a committed transaction that is not due yet, and decides nothing else.
     cancels: bool = False
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of a change.
+    """The result of a durable change.
 
     Attributes:
-        refused: why it does not count; None: it does.
-        stands: the decision that stands against it, where that is known.
-        is_known: whether the store knows of such a transaction, of that group.
+        refused: the reason why the change does not count, or None if it counts.
+        stands: the earlier decision that prevails, if it is known.
+        is_known: whether the store has such a transaction of that group.
     """
 
     refused: str | None = None
@@ -94,28 +94,28 @@ class Outcome:
     is_known: bool = True
 
 
-#: What became of a change, or why it is not known to be stored.
+#: The result of a change, or the error after which it is unknown whether the change is stored.
 Result = Outcome | Exception
 ChangedCallback = Callable[[Any], None]
-#: Makes changes durable, all of them or each alone, and returns what became of each. It raises nothing.
+#: Makes changes durable (all or each separately) and returns their results. It never raises.
 Write = Callable[[Sequence[Any]], Sequence[Result]]
 
-#: Why a discard of what is committed does not count.
+#: The reason why a DISCARD of a committed transaction is refused.
 NOT_HELD = (
     "COMMIT was decided before, and it is not held, or is being published just now; what Kafka refuses can be "
     "discarded: look at what it waits for, and try again"
 )
-#: Why a decision on what the store does not know does not count.
+#: The reason why a decision on an unknown transaction is refused.
 UNKNOWN_ID = "the store has no such transaction of that group; it is unknown, or settled long ago"
 
 
 def came_first(verdict: Verdict) -> str:
-    """Return why a decision does not count where another one stands."""
+    """Return the reason why a decision is refused: an earlier decision prevails."""
     return f"{verdict.name} was decided before, and the first decision stands"
 
 
 class GroupWriter:
-    """One thread that writes what is submitted, in its order. Thread-safe, also from within a callback."""
+    """Writes submitted changes in order, on one thread. Thread-safe; callbacks may submit, too."""
 
     def __init__(self, write: Write, label: str, name: str, most: int = _BATCH) -> None:
         self._write = write
@@ -127,7 +127,7 @@ class GroupWriter:
         self._more = threading.Condition(self._lock)
         self._waiting: deque[tuple[Any, ChangedCallback]] = deque()
         self._stopping = False
-        #: Set by stop(): what is not written by now is refused.
+        #: Set by stop() at its time limit: changes that are not written by then are refused.
         self.is_late = False
 
     def start(self) -> None:
@@ -135,7 +135,7 @@ class GroupWriter:
         self._thread.start()
 
     def stop(self, timeout_s: float) -> bool:
-        """Write what has come, at most `timeout_s` seconds, and end; tell whether it has ended. The rest is refused."""
+        """Write the submitted changes for at most `timeout_s` seconds, refuse the rest; return if the thread ended."""
         with self._lock:
             self._stopping = True
             self._more.notify_all()
@@ -144,9 +144,9 @@ class GroupWriter:
         return not self._thread.is_alive()
 
     def submit(self, change: Any, callback: ChangedCallback) -> None:
-        """Hand a change over; the callback comes once: from the writing thread, or at once if nothing is taken.
+        """Queue a change. The callback runs once: on the writer thread, or at once if the writer was stopped.
 
-        Never waits: what waits to be written is in flight at its producer, whose limits bound it.
+        Never waits: the producer's in-flight limits bound the queue.
         """
         with self._lock:
             is_taken = not self._stopping
@@ -157,7 +157,7 @@ class GroupWriter:
             callback(self.refusal())
 
     def refusal(self) -> StoppedError:
-        """Return why nothing more is taken."""
+        """Return the error for changes after the stop."""
         return StoppedError(f"{self._label} was stopped")
 
     def _run(self) -> None:
@@ -167,7 +167,7 @@ class GroupWriter:
             for (_, callback), result in zip(batch, results, strict=True):
                 try:
                     callback(result)
-                except Exception:  # noqa: BLE001 - one that fails shall not keep the others waiting
+                except Exception:  # noqa: BLE001 - a failing callback must not keep the other callbacks waiting
                     _log.exception("a change of %s could not be completed; this is an error in penstock", self._label)
 
     def _take(self) -> list[tuple[Any, ChangedCallback]]:
@@ -189,20 +189,22 @@ def _size_of(change: Any) -> int:
 
 
 class RelayedStore(Store, ABC):
-    """Halves and decisions outside Kafka; a relay publishes what commits. Thread-safe; starts are counted.
+    """A store of halves and decisions outside Kafka. A relay publishes its committed messages. Thread-safe.
+
+    Starts are counted.
 
     Args:
-        label: what it is called in messages.
+        label: its name in log lines and errors.
         bootstrap_servers: Kafka's addresses.
-        prefix: what the names of its topics begin with.
-        own: how the names of its own topics go on, up to what tells it from other stores.
+        prefix: the prefix of its topic names.
+        own: the part of its own topics' names after the prefix, which other kinds of stores do not use.
         config: settings of the Kafka clients.
-        answer_s: seconds after which a decision that is waited for, and is not durable, counts as not stored.
+        answer_s: seconds to wait until a decision is durable; after that it counts as not stored.
     """
 
-    #: Errors of the store that pass: it is tried again after them.
+    #: Errors of the store that pass by themselves: the coordinator tries again.
     transient_errors: tuple[type[Exception], ...] = ()
-    #: Whether a half may be stored though that failed: then it is rolled back.
+    #: Whether a half may be stored although the write failed. Then it is rolled back.
     may_be_stored = False
 
     def __init__(
@@ -219,7 +221,7 @@ class RelayedStore(Store, ABC):
         admin = clients.admin(bootstrap_servers, self.config)
         self._targets = TargetTopics(admin, self.may_publish_to)
         self._ration = RationedLog()
-        # Guards starting and stopping; `_writer` is read without it.
+        # Guards starting and stopping. `_writer` is read without it.
         self._start_lock = threading.Lock()
         self._starts = 0
         self._pid = 0
@@ -227,30 +229,30 @@ class RelayedStore(Store, ABC):
 
     @abstractmethod
     def _open(self) -> GroupWriter:
-        """Open what was closed, and return what writes to it, not started."""
+        """Open the store and return its writer, which is not started yet."""
 
     @abstractmethod
     def _close(self, *, has_ended: bool) -> None:
-        """Close it; `has_ended` tells whether the writer has."""
+        """Close the store. `has_ended`: whether the writer thread has ended."""
 
     @abstractmethod
     def administration(self) -> StoreAdministration:
-        """Return what an operator may do, once it was started."""
+        """Return the operator's view of the store. The store must have been started."""
 
     @abstractmethod
     def open_shards(self, checks: CheckTerms, wake: Callable[[], object]) -> StoreShards:
-        """Return its shards, for one coordinator, once it was started; `wake` is called by any thread."""
+        """Return the shards for one coordinator. The store must be started; any thread may call `wake`."""
 
     def may_publish_to(self, topic: str) -> bool:
-        """Tell whether a message may name a topic as its target."""
+        """Return whether a message may have this topic as its target."""
         return self.topics.may_publish_to(topic) and not topic.startswith(self._own_topics)
 
     def require_target(self, topic: str, partition: int | None) -> None:
-        """Raise unless a message can be published to a topic; as `TargetTopics.require`."""
+        """Raise an error unless a message can be published to the topic; see `TargetTopics.require`."""
         self._targets.require(topic, partition)
 
     def start(self) -> None:
-        """Open it; a start more is counted."""
+        """Open the store; later starts are only counted."""
         with self._start_lock:
             if self._starts == 0:
                 writer = self._open()
@@ -259,7 +261,7 @@ class RelayedStore(Store, ABC):
             self._starts += 1
 
     def stop(self, timeout_s: float) -> None:
-        """Give one start back; the last one writes what has come, at most `timeout_s` seconds, and closes it."""
+        """Take one start back. The last stop writes the submitted changes for `timeout_s` at most, and closes."""
         with self._start_lock:
             self._starts = max(0, self._starts - 1)
             writer = self._writer
@@ -269,7 +271,7 @@ class RelayedStore(Store, ABC):
             self._close(has_ended=writer.stop(timeout_s))
 
     def stopped(self) -> StoppedError | None:
-        """Return why it cannot be used in this process, or None."""
+        """Return the error if the store cannot be used in this process, else None."""
         if self._writer is None:
             return StoppedError(f"{self.label} is not started, or was stopped")
         if self._pid != os.getpid():
@@ -280,7 +282,7 @@ class RelayedStore(Store, ABC):
         return None
 
     def prepare(self, halves: Sequence[Half], callback: PreparedCallback, ordering_key: bytes | None = None) -> None:
-        """Store the halves of one transaction, all or none, and call back once they are durable."""
+        """Store the halves of one transaction, all or none; call back once they are durable."""
         change = Prepare(tuple(halves), int(time.time() * 1000), ordering_key)
 
         def changed(result: Result) -> None:
@@ -301,19 +303,19 @@ class RelayedStore(Store, ABC):
         self._submit(change, changed)
 
     def decide(self, prepared: Prepared, verdict: Verdict, callback: DecidedCallback) -> None:
-        """Store the producer's decision, and call back once it is durable. The first one stands."""
+        """Store the producer's decision; call back once it is durable. The first decision prevails."""
         half = prepared.halves[0]
         self.submit(decision(half.transaction_id, half.group, verdict, Author.PRODUCER), callback)
 
     def answer(self, request: CheckRequest, verdict: Verdict, author: Author) -> None:
         """Store the answer to a check and return once it is durable, or raise `DecisionNotStoredError`."""
         half = request.half
-        # An answer that came second is counted as refused, and nothing is wrong with it.
+        # If another decision came first, this answer is refused and counted. That is no error.
         with contextlib.suppress(TransactionRefusedError):
             self.await_decision(decision(half.transaction_id, half.group, verdict, author, request.check_number))
 
-    def cancel(self, transaction_id: str, group: str, wait_s: float) -> None:  # noqa: ARG002 - nobody is waited for
-        """Take a committed message back that is not due yet, by the store's clock; see `Store.cancel`."""
+    def cancel(self, transaction_id: str, group: str, wait_s: float) -> None:  # noqa: ARG002 - no coordinator is needed
+        """Take back a committed message that is not due yet by the store's clock; see `Store.cancel`."""
         change = decision(transaction_id, group, Verdict.ROLLBACK, Author.PRODUCER)._replace(cancels=True)
         outcome = self._await(change)
         if outcome.refused is not None and not outcome.is_known:
@@ -322,7 +324,7 @@ class RelayedStore(Store, ABC):
             raise not_cancelled(transaction_id, outcome.stands)
 
     def submit(self, change: Decide, callback: DecidedCallback) -> None:
-        """Store anybody's decision, or that a check was answered UNKNOWN, and call back once it is durable."""
+        """Store a decision of any author, or an answered check (UNKNOWN); call back once it is durable."""
 
         def changed(result: Result) -> None:
             if isinstance(result, Exception):
@@ -333,7 +335,7 @@ class RelayedStore(Store, ABC):
         self._submit(change, changed)
 
     def await_decision(self, change: Decide) -> None:
-        """Store a decision and return once it is durable, or raise what `submit` calls back with."""
+        """Store a decision and return once it is durable, or raise the error that `submit` calls back with."""
         refusal = self._refusal(change, self._await(change))
         if refusal is not None:
             raise refusal
@@ -363,7 +365,7 @@ class RelayedStore(Store, ABC):
         return error
 
     def _refusal(self, change: Decide, outcome: Outcome) -> TransactionRefusedError | None:
-        """Return what stands against a decision; one that says the same and came first does no harm."""
+        """Return the error of a refused decision; None if the earlier decision says the same, which is harmless."""
         if outcome.refused is None:
             return None
         name, verdict, why = change.transaction_id, change.verdict.name, outcome.refused
@@ -375,10 +377,10 @@ class RelayedStore(Store, ABC):
 
 
 def decision(transaction_id: str, group: str | None, verdict: Verdict, author: Author, check_number: int = 0) -> Decide:
-    """Return a decision that is made now."""
+    """Return a decision made now."""
     return Decide(transaction_id, group, verdict, author, check_number, int(time.time() * 1000))
 
 
 def _said(why: Exception | str) -> object:
-    """Return what an error says, without statements and parameters of a database."""
+    """Return the text of an error, without a database's statements and parameters."""
     return why if isinstance(why, str | PenstockError) else cause_of(why)
