@@ -17,13 +17,16 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from penstock.clients.bounded_calls import LeftBehind
+from penstock.clients.factory import AdminClient
 from penstock.clients.transactional.missing_rights import MissingRights
-from penstock.clients.transactional.settings import MOST_S
+from penstock.clients.transactional.settings import MOST_S, Pace
 from penstock.errors import StoppedError, raised
-from penstock.options import a_telemetry, positive, seconds
+from penstock.options import ClientConfig, a_telemetry, positive, seconds
 from penstock.transactions.core.check_plan import CheckPolicy, require_checks
 from penstock.transactions.core.discard import Discarding, require_discard
 from penstock.transactions.model import FINISH_BUCKETS_S, CoordinatorStatistics, PendingTransaction
+from penstock.transactions.publishing.publisher import PublishingClients
+from penstock.transactions.publishing.targets import cluster_targets
 from penstock.transactions.wire.ops import Verdict
 
 if TYPE_CHECKING:
@@ -124,34 +127,6 @@ class Counts:
             now = held()
             counted = {count.name: getattr(self, count.name) for count in fields(self) if count.name != "lock"}
         return CoordinatorStatistics(**{**nothing, **counted, "finish_times": tuple(self.finish_times), **now})
-
-
-def publication_spans(telemetry: Telemetry | None, prefix: str) -> PublicationSpans | None:
-    """Return what makes the spans of what one writer publishes; None where nobody wants them."""
-    if telemetry is None:
-        return None
-    from penstock.telemetry.sending import PublicationSpans
-
-    return PublicationSpans(telemetry, prefix)
-
-
-def _observe(
-    telemetry: Telemetry | None, prefix: str, read: Callable[[], CoordinatorStatistics], *, in_kafka: bool
-) -> CoordinatorTelemetry | None:
-    """Show the metrics of a coordinator until what is returned is closed; None where nobody wants them.
-
-    `read` is called on the metric readers' threads.
-    """
-    if telemetry is None:
-        return None
-    from penstock.telemetry.observed import CoordinatorTelemetry
-
-    def shown() -> SimpleNamespace:
-        now = read()
-        counts: dict[str, Any] = {count.name: getattr(now, count.name) for count in fields(now)}
-        return SimpleNamespace(**counts | ({} if in_kafka else _OF_TOPICS), finish_bounds=FINISH_BUCKETS_S)
-
-    return CoordinatorTelemetry(telemetry, prefix, shown)
 
 
 class StoreCoordinator(ABC):
@@ -260,13 +235,40 @@ class StoreCoordinator(ABC):
             missing_rights=tuple(self._rights.missing().values()),
         )
 
+    def _publishing_clients(
+        self, servers: str, config: ClientConfig, admin: AdminClient, topics: tuple[str, str], ids_begin: str
+    ) -> PublishingClients:
+        """Return what the publishing engine needs; `topics` are the done log and the topic of discarded messages."""
+        telemetry, prefix = self._options.telemetry, self._prefix
+
+        def spans() -> PublicationSpans | None:
+            if telemetry is None:
+                return None
+            from penstock.telemetry.sending import PublicationSpans
+
+            return PublicationSpans(telemetry, prefix)
+
+        pace, targets = Pace(self._options.publish_timeout), cluster_targets(admin, prefix, self._rights)
+        return PublishingClients(
+            servers, config, *topics, ids_begin, self._rights, pace, targets, self._left, spans, self._wake.set
+        )
+
+    def _observe(self, telemetry: Telemetry) -> CoordinatorTelemetry:
+        """Show the metrics until the result is closed."""
+        from penstock.telemetry.observed import CoordinatorTelemetry
+
+        def shown() -> SimpleNamespace:
+            # Of its own part: the metrics of several coordinators add up to the store. On the metric readers' threads.
+            now = self.statistics(own=True)
+            counts: dict[str, Any] = {count.name: getattr(now, count.name) for count in fields(now)}
+            return SimpleNamespace(**counts | ({} if self.in_kafka else _OF_TOPICS), finish_bounds=FINISH_BUCKETS_S)
+
+        return CoordinatorTelemetry(telemetry, self._prefix, shown)
+
     def _run(self) -> None:
-        observed = None
+        observed, telemetry = None, self._options.telemetry
         try:
-            # Of its own part: what several coordinators show of themselves adds up to the store.
-            observed = _observe(
-                self._options.telemetry, self._prefix, lambda: self.statistics(own=True), in_kafka=self.in_kafka
-            )
+            observed = None if telemetry is None else self._observe(telemetry)
             self._begin()
             while not self._stopping.is_set():
                 self._round()

@@ -18,15 +18,13 @@ from penstock.clients.bounded_calls import LeftBehind
 from penstock.clients.rights import Operation
 from penstock.clients.topics import TopicSpec, ensure_topics, single_copies
 from penstock.clients.transactional.missing_rights import MissingRights
-from penstock.clients.transactional.settings import Pace
 from penstock.errors import TransactionError
 from penstock.transactions.connections import cause_of
 from penstock.transactions.core.discard import Exhausted
 from penstock.transactions.model import CoordinatorStatistics, PendingTransaction
 from penstock.transactions.publishing.publisher import PublishingClients
-from penstock.transactions.publishing.targets import cluster_targets
 from penstock.transactions.rationed_log import RationedLog
-from penstock.transactions.stores.coordination import CoordinatorOptions, Counts, StoreCoordinator, publication_spans
+from penstock.transactions.stores.coordination import CoordinatorOptions, Counts, StoreCoordinator
 from penstock.transactions.stores.relay import Relay
 from penstock.transactions.stores.relayed_store import RelayedStore, decision
 from penstock.transactions.stores.shards import CheckTerms, DueCheck, StoreShards
@@ -93,19 +91,7 @@ class ShardCoordinator(StoreCoordinator):
         )
         for found in single_copies(admin, (done, discarded)):
             _log.warning("%s", found)
-        return PublishingClients(
-            servers,
-            config,
-            done,
-            discarded,
-            ids_begin=shards.name,
-            rights=self._rights,
-            pace=Pace(self._options.publish_timeout),
-            targets=cluster_targets(admin, prefix, self._rights),
-            left=self._left,
-            spans=lambda: publication_spans(self._options.telemetry, prefix),
-            wake=self._wake.set,
-        )
+        return self._publishing_clients(servers, config, admin, (done, discarded), shards.name)
 
     def pending(self, most: int) -> Sequence[PendingTransaction]:
         """Return the oldest pending transactions of its shards, at most so many; none before the start and at the end.
@@ -190,17 +176,16 @@ class ShardCoordinator(StoreCoordinator):
 
     def _publish(self, shards: StoreShards, number: int) -> bool:
         """Publish what can be published of a shard; tell whether there was something."""
-        relay = self._relays.get(number) or self._relay(shards, number)
+        relay = self._relays.get(number)
+        if relay is None:
+            relay = Relay(shards.backlog(number), number, f"{shards.name}.{number}", self._clients)
+            self._relays[number] = relay
         is_leaving = number in shards.leaving
         busy = relay.step(takes=not is_leaving)
         if relay.is_lost or (is_leaving and not relay.engine.is_busy):
             self._drop(number)
             shards.give_up(number)
         return busy
-
-    def _relay(self, shards: StoreShards, number: int) -> Relay:
-        relay = self._relays[number] = Relay(shards.backlog(number), number, f"{shards.name}.{number}", self._clients)
-        return relay
 
     def _drop(self, number: int) -> None:
         relay = self._relays.pop(number)

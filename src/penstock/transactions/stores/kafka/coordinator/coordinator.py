@@ -21,7 +21,6 @@ from penstock.clients.gc_pause import collection_put_off
 from penstock.clients.kafka_errors import ErrorKind, kind_of, reason
 from penstock.clients.rights import MissingRightError
 from penstock.clients.topics import single_copies
-from penstock.clients.transactional.settings import Pace
 from penstock.errors import ConfigurationError
 from penstock.options import ClientConfig, positive, positive_int, reserved
 from penstock.transactions.acked_producer import ANY_SIZE, AckedProducer
@@ -29,10 +28,9 @@ from penstock.transactions.core.commit_batch import CommitBatch
 from penstock.transactions.model import CoordinatorStatistics, PendingTransaction
 from penstock.transactions.operator.administration import shown
 from penstock.transactions.publishing.engine import IN_FLIGHT_S, Engine
-from penstock.transactions.publishing.publisher import Proof, PublishingClients
+from penstock.transactions.publishing.publisher import Proof
 from penstock.transactions.publishing.publisher_slot import SLOW_S, PublisherSlot
-from penstock.transactions.publishing.targets import cluster_targets
-from penstock.transactions.stores.coordination import CoordinatorOptions, StoreCoordinator, publication_spans
+from penstock.transactions.stores.coordination import CoordinatorOptions, StoreCoordinator
 from penstock.transactions.stores.kafka.context import CoordinatorContext
 from penstock.transactions.stores.kafka.coordinator.checks import CheckScheduler, Liveness
 from penstock.transactions.stores.kafka.coordinator.half_partition import HalfPartition, held_in
@@ -153,17 +151,8 @@ class KafkaCoordinator(StoreCoordinator):
         for found in single_copies(admin, topics.all):
             _log.warning("%s", found)
 
-        publishing = PublishingClients(
-            servers,
-            config,
-            topics.done,
-            topics.discarded,
-            ids_begin=f"{topics.coordinators}.",
-            rights=context.rights,
-            pace=Pace(options.publish_timeout),
-            targets=cluster_targets(admin, self._prefix, context.rights),
-            left=context.left,
-            spans=lambda: publication_spans(options.telemetry, self._prefix),
+        publishing = self._publishing_clients(
+            servers, config, admin, (topics.done, topics.discarded), f"{topics.coordinators}."
         )
 
         def own_ids() -> list[str]:
