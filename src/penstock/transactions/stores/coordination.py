@@ -1,7 +1,7 @@
-"""What the coordinators of all stores have in common: their options, what they count and show, and their life.
+"""The base of all coordinators: options, counts, metrics, start and stop.
 
-A coordinator has one thread, which does all round by round until it is stopped, or dies of an error that does not pass.
-What a round does is the store's.
+A coordinator has one thread. It runs rounds until the coordinator is stopped, or until a permanent error ends it. Each
+kind of store defines its own round.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ if TYPE_CHECKING:
     from penstock.transactions.model import DiscardPolicy
 
 _log = logging.getLogger("penstock.transactions")
-#: Of the time that a stop has, the part in which what is under way may end; and most seconds for it.
+#: The share of a stop's time limit in which open Kafka transactions may end, and its upper bound in seconds.
 _FINISH_PART = 0.6
 _MAX_FINISH_S = 20.0
-#: What only a store in Kafka can tell: others write its topics, and topics have retentions.
+#: Counts that only a store in Kafka has: its topics can be forged by other writers, and lose records to retention.
 _OF_TOPICS = {"forged": None, "lost": None}
-# A member of an enumeration is slow to look up, and this is the way of every transaction.
+# Enum members are slow to look up, and this code runs for every transaction.
 _COMMIT, _DISCARD = Verdict.COMMIT, Verdict.DISCARD
 
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorOptions:
-    """What every coordinator is given, whatever its store. Names, units and meaning are those of `Coordinator`.
+    """The options that all stores share, with names, units and meaning of `Coordinator`.
 
     Raises:
-        ConfigurationError: one of them is wrong.
+        ConfigurationError: an option is wrong.
     """
 
     transaction_timeout: float = 6.0
@@ -75,16 +75,16 @@ class CoordinatorOptions:
 
     @property
     def policy(self) -> CheckPolicy:
-        """When the producers of a transaction are asked about it, and how often."""
+        """When and how often an undecided transaction is checked."""
         return CheckPolicy(self.transaction_timeout, self.check_interval, self.check_max, self.check_backoff)
 
 
 @dataclass(slots=True)
 class Counts:
-    """Counts since the start, with names of `CoordinatorStatistics`. Each is written by one thread, and read by any.
+    """Counts since the start, named as in `CoordinatorStatistics`. One thread writes each count, any thread reads.
 
-    A store in Kafka holds the lock while settled transactions are counted and leave what is pending; `statistics` does
-    while it reads, so that none is in both or in neither. Whoever holds it waits for nobody.
+    A store in Kafka holds `lock` while it counts settled transactions and removes them from the pending ones.
+    `statistics` holds it while it reads. So no transaction is in both or in neither. No holder waits for anything.
     """
 
     partitions: int = 0
@@ -99,21 +99,21 @@ class Counts:
     groups: int = 0
     recoveries: int = 0
     lost: int = 0
-    #: The call into the Kafka client that has not gone on for longest, and its age.
+    #: The call into the Kafka client that has hung longest, and its age.
     slow_call: str = ""
     slow_call_s: float = 0.0
-    #: By `FINISH_BUCKETS_S`, with one more for what took longer; and their sum.
+    #: Commits per bucket of `FINISH_BUCKETS_S`, plus one bucket for longer times; and the sum of all times.
     finish_times: list[int] = field(default_factory=lambda: [0] * (len(FINISH_BUCKETS_S) + 1))
     finish_seconds: float = 0.0
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def settled(self, verdict: Verdict | None, age_s: float) -> None:
-        """Count a transaction that was settled, so long after its birth. One that nobody decided is rolled back."""
+        """Count a settled transaction; `age_s` is the time since its birth. No verdict counts as a rollback."""
         if verdict is _COMMIT:
             age_s = max(0.0, age_s)
             self.finish_times[bisect_left(FINISH_BUCKETS_S, age_s)] += 1
             self.finish_seconds += age_s
-            # Last: who reads it finds the time counted.
+            # Last: a reader of this count then finds the time counted, too.
             self.committed += 1
         elif verdict is _DISCARD:
             self.discarded += 1
@@ -121,7 +121,7 @@ class Counts:
             self.rolled_back += 1
 
     def statistics(self, held: Callable[[], Mapping[str, Any]] = dict) -> CoordinatorStatistics:
-        """Return the counts with what the store holds now, by the names there; what is not given is 0."""
+        """Return the counts and the values of `held`, which is called under the lock; missing values are 0."""
         nothing = {"pending": 0, "oldest_pending_age": 0.0, "held": 0}
         with self.lock:
             now = held()
@@ -130,9 +130,9 @@ class Counts:
 
 
 class StoreCoordinator(ABC):
-    """The life of one coordinator: started once, stopped once. Thread-safe. Subclasses are one for a kind of store.
+    """A coordinator's life: one start, one thread, one stop. Thread-safe. Each kind of store has a subclass.
 
-    `label` is what it is called in messages; the others are those of `Coordinator`.
+    `label` is its name in log lines and errors.
     """
 
     #: Whether the store is in Kafka's topics.
@@ -151,47 +151,47 @@ class StoreCoordinator(ABC):
         self._start_lock = threading.Lock()
         # Written by start() under its lock.
         self._thread: threading.Thread | None = None
-        # Set by whoever has something for the thread to do.
+        # Set by any thread that has work for the coordinator's thread.
         self._wake = threading.Event()
         # Set by stop(), read by all threads.
         self._stopping = threading.Event()
-        # Gives back what `_open` has opened, in so many seconds, once the thread has ended. Added under the lock.
+        # Close what `_open` has opened, within the given seconds, after the thread has ended. Added under the lock.
         self._closers: list[Callable[[float], object]] = []
-        # Monotonic second by which what is under way shall have ended; written before `_stopping` is set.
+        # The monotonic second by which open Kafka transactions should have ended. Written before `_stopping` is set.
         self._finish_by = 0.0
         # Written by the thread when it dies of an error, read by stop() after joining it.
         self._failure: BaseException | None = None
 
     @abstractmethod
     def _open(self) -> None:
-        """Open the store, create what is absent, and make all parts."""
+        """Open the store, create missing topics or tables, and make all parts."""
 
     @abstractmethod
     def _begin(self) -> None:
-        """Begin; the first thing that the thread does."""
+        """Prepare the rounds. The thread calls it first."""
 
     @abstractmethod
     def _round(self) -> None:
-        """Do once what the thread does for ever."""
+        """Run one round: read, check, publish."""
 
     @abstractmethod
     def _end(self) -> None:
-        """Let what is under way end, as long as there is time, and give all up; the last thing that the thread does."""
+        """Let open Kafka transactions end while there is time, and release all. The thread calls it last."""
 
     @abstractmethod
     def _held(self, *, own: bool) -> CoordinatorStatistics:
-        """Return the counts and what the store holds; `own`: of what is this coordinator's alone. Any thread."""
+        """Return the counts and the store's content; with `own`, only this coordinator's part. Any thread."""
 
     @abstractmethod
     def pending(self, most: int) -> Sequence[PendingTransaction]:
-        """Return the oldest pending transactions of its part of the store, at most so many. Any thread."""
+        """Return up to `most` of the oldest pending transactions of its part of the store. Any thread."""
 
     def waits(self) -> list[str]:
-        """Return in sentences what its pending transactions wait for besides their decisions. Any thread."""
+        """Return sentences that say what pending transactions wait for besides their decisions. Any thread."""
         return list(self._rights.missing().values())
 
     def start(self) -> None:
-        """Open the store, create what is absent, and begin to settle. Raises as `Coordinator.start`."""
+        """Open the store and start the thread. Raises the errors of `Coordinator.start`."""
         with self._start_lock:
             if self._stopping.is_set():
                 raise StoppedError(f"{self._label} was stopped; make a new one")
@@ -202,12 +202,12 @@ class StoreCoordinator(ABC):
                 self._thread.start()
 
     def stop(self, timeout: float = 30.0) -> None:
-        """Finish the Kafka transactions under way, give up what is owned, and end. Raises as `Coordinator.stop`."""
+        """Finish open Kafka transactions, release all and end. Raises the errors of `Coordinator.stop`."""
         if not self._stopping.is_set():
             self._finish_by = time.monotonic() + min(_FINISH_PART * timeout, _MAX_FINISH_S)
         self._stopping.set()
         self._wake.set()
-        # A start under way is waited for: it may start a thread after all, which ends at once.
+        # Wait for a concurrent start: it may still start the thread, which then ends at once.
         has_started = self._start_lock.acquire(timeout=timeout)
         if has_started:
             self._start_lock.release()
@@ -220,14 +220,14 @@ class StoreCoordinator(ABC):
             raise StoppedError(f"{self._label} had stopped by itself: {failure}") from failure
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until it has ended, at most `timeout` seconds, and tell whether it has."""
+        """Wait up to `timeout` seconds until the thread has ended; return whether it has."""
         thread = self._thread
         if thread is not None:
             thread.join(timeout)
         return thread is None or not thread.is_alive()
 
     def statistics(self, *, own: bool = False) -> CoordinatorStatistics:
-        """Return counts since the start, and what the store holds now; `own`: in this coordinator's part of it."""
+        """Return the counts and the store's content; with `own`, only this coordinator's part. Any thread."""
         return replace(
             self._held(own=own),
             hung_checks=self._discarding.hung,
@@ -258,7 +258,7 @@ class StoreCoordinator(ABC):
         from penstock.telemetry.observed import CoordinatorTelemetry
 
         def shown() -> SimpleNamespace:
-            # Of its own part: the metrics of several coordinators add up to the store. On the metric readers' threads.
+            # Only its own part: then the metrics of several coordinators add up. Runs on the metric readers' threads.
             now = self.statistics(own=True)
             counts: dict[str, Any] = {count.name: getattr(now, count.name) for count in fields(now)}
             return SimpleNamespace(**counts | ({} if self.in_kafka else _OF_TOPICS), finish_bounds=FINISH_BUCKETS_S)
@@ -273,7 +273,7 @@ class StoreCoordinator(ABC):
             while not self._stopping.is_set():
                 self._round()
         except:  # noqa: E722 - see `raised`; kept for stop(), which raises it
-            # Bad input never comes here: this is a mistake of penstock, or what does not pass.
+            # Bad input never comes here: this is a bug of penstock, or a permanent error.
             self._failure = raised()
             _log.error("%s stops", self._label, exc_info=self._failure)
         finally:
@@ -286,6 +286,6 @@ class StoreCoordinator(ABC):
     def _end_all(self) -> None:
         try:
             self._end()
-        except:  # noqa: E722 - see `raised`; what ended it before counts more
+        except:  # noqa: E722 - see `raised`; an earlier failure is reported instead of this one
             self._failure = self._failure or raised()
             _log.error("%s did not end well", self._label, exc_info=raised())

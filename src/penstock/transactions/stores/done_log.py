@@ -1,7 +1,7 @@
-"""The done log of a store outside Kafka: what was published, as Kafka has it.
+"""The done log of a store outside Kafka: the ids of published transactions, written in the same Kafka transaction.
 
-A record holds the ids of what one Kafka transaction published, and is part of it. Each shard of a store has a partition
-of its own. What the store has marked as published is forgotten, so the log stays short.
+Each shard has a partition of its own. Once the store has marked a transaction as published, its record is deleted. So
+the log stays short.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from penstock.transactions.wire.ids import ID_BYTES, id_bytes, id_text
 
 _log = logging.getLogger("penstock.transactions")
 
-#: Seconds in which the broker shall have said where the log begins and ends, and have given it all.
+#: Seconds to ask for the bounds of the log, and to read all of it.
 _ANSWER_S = 5.0
 _READ_S = 15.0
 _HEAD = struct.Struct(">BI")
@@ -33,16 +33,16 @@ _VERSION = 1
 
 
 class DoneRead(NamedTuple):
-    """What a done log said: where it ended, and the ids in it."""
+    """The content of a done log: its end offset and its ids."""
 
     end: int
     ids: frozenset[str]
 
 
 class DoneLog:
-    """One partition of a done log, the shard's own. Reading is thread-safe; one thread forgets.
+    """A shard's partition of the done log. Reading is thread-safe; one thread calls `forget`.
 
-    What right is missing is noted in `rights`.
+    `rights` collects missing permissions.
     """
 
     def __init__(
@@ -52,15 +52,14 @@ class DoneLog:
         self.topic = topic
         self.partition = partition
         self._reader = partial(PartitionReader, bootstrap_servers, config, topic)
-        #: Asks brokers of this log, and of what was published with it.
+        #: Asks brokers about this log, and about the topics published with it.
         self.admin = clients.admin(bootstrap_servers, config)
         self._forgotten_to = 0
 
     def read(self) -> DoneRead:
-        """Return the end of the log and the ids in it. Whose records are looked for must have been shut out.
+        """Return the end of the log and its ids. The writers of interest must be fenced before.
 
-        Raises `KafkaException` where a broker does not answer, and `TimeoutError` where the end was not reached in
-        time.
+        Raises `KafkaException` if a broker does not answer, and `TimeoutError` if the end was not reached in time.
         """
         place = self.topic, self.partition
         low, end = self.bounds()
@@ -72,12 +71,12 @@ class DoneLog:
         return DoneRead(end, frozenset(found))
 
     def bounds(self, limit_s: float = _ANSWER_S) -> tuple[int, int]:
-        """Return where the log begins and ends. Raises `KafkaException` where a broker does not answer in time."""
+        """Return the first and the end offset. Raises `KafkaException` if a broker does not answer in time."""
         with self._reader(isolation="read_uncommitted") as reader:
             return reader.bounds(self.topic, [self.partition], limit_s)[self.partition]
 
     def forget(self, offset: int) -> None:
-        """Delete what stands below an offset. Does not wait; what fails is deleted by a later call."""
+        """Delete the records below an offset. Does not wait; after an error a later call deletes them."""
         if offset <= self._forgotten_to:
             return
         self._forgotten_to = offset
@@ -86,7 +85,7 @@ class DoneLog:
             future.add_done_callback(self._take_deletion)
 
     def _take_deletion(self, future: Any) -> None:
-        """Take in how a deletion ended, in a thread of the client's."""
+        """Handle the result of a deletion, on a thread of the client."""
         error, right = future.exception(), topic_right(Operation.DELETE, self.topic)
         if error is None:
             self._rights.granted(right)

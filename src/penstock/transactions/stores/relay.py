@@ -1,21 +1,20 @@
-"""The relay of one shard of a store outside Kafka: takes it over, and publishes it by an engine of its own.
+"""The relay (transactional outbox) of one shard: takes the shard over, fences its predecessor, publishes its messages.
 
-Such a store cannot put "published" and the messages into one transaction. So each Kafka transaction has, besides the
-messages, the ids of what it publishes, in a log of the store's own: `done`. What the store still holds as committed is
-published unless `done` has it; and nobody else can be writing there, for whoever takes a shard over shuts its
-predecessor out first. This order makes that hold:
+A store outside Kafka cannot mark a message as published in the same transaction that publishes it. So each Kafka
+transaction also writes the ids of its messages into `done`, a log of the store. A committed transaction is published
+unless `done` has its id. This is safe because a new owner fences its predecessor first, in this order:
 
-1. The store says that the shard is this coordinator's.
-2. Producers are opened under all transactional ids that a predecessor may publish under: whatever it had open is ended,
-   and it is shut out.
-3. The last of them that opens reads the done log. What a predecessor published, and the store may not know of, is
-   marked there.
-4. Only now is anything taken from the store, which makes sure in the same step that it still owns the shard; and it is
-   published by a producer that was made before that. So who lost the shard has nothing to publish with.
+1. The store confirms that this coordinator owns the shard.
+2. The relay opens producers under all transactional ids that a predecessor may use. This ends its open transactions
+   and fences it.
+3. The last producer that opens reads the done log. It names all that the predecessor published, even if the store does
+   not know of it.
+4. Only now the relay takes messages from the store. In the same step the store checks that it still owns the shard. The
+   producers that publish them are older than this check. So a relay that lost its shard has no usable producer.
 
-A process that dies anywhere leaves the next one at 1. The ids are those of the shard, whoever owns it, and no other's.
-Where the broker cannot free one, since a target takes no markers, another takes its place, which the store has written
-down before it is used.
+If a process dies at any point, the next one starts at 1. The transactional ids belong to the shard, not to its owner.
+If the broker cannot free an id, because a target takes no transaction markers, a new id replaces it. The store saves
+the new id before its first use.
 """
 
 from __future__ import annotations
@@ -34,20 +33,20 @@ from penstock.transactions.publishing.publisher_slot import PublisherSlot
 from penstock.transactions.stores.done_log import DoneLog, DoneRead
 from penstock.transactions.stores.shards import ShardBacklog
 
-#: Seconds between two looks while a shard is taken over.
+#: Seconds between two steps while a shard is taken over.
 _TAKEOVER_POLL_S = 0.1
-#: Seconds in which brokers shall have answered, after a failure, before anything is tried again.
+#: After a failure, brokers must answer a probe within these seconds before the next try.
 _PROBE_BUDGET_S = 2.0
-#: Seconds from the begin of a group until it is visible, for which groups are made as large as they can be.
+#: The target seconds from the begin of a Kafka transaction until it is visible; its size follows from it.
 _TARGET_LATENCY_S = 0.02
-#: Seconds between two looks whether the store knows why things wait.
+#: Seconds between two updates of the stored reasons for waiting.
 _EXPLAIN_INTERVAL_S = 1.0
 
 
 class Relay:
-    """Publishes one shard. Used by one thread, which it never holds.
+    """Publishes one shard. Used by one thread; no method waits.
 
-    `name` is what its transactional ids begin with.
+    `name` is the prefix of its transactional ids.
     """
 
     def __init__(self, shard: ShardBacklog, number: int, name: str, clients: PublishingClients) -> None:
@@ -56,19 +55,19 @@ class Relay:
         self._clients = clients
         self._done = DoneLog(clients.bootstrap_servers, clients.config, clients.done_topic, number, clients.rights)
         self._slots = [self._slot(f"{name}.{letter}", is_trial=letter in "xyz") for letter in "abcxyz"]
-        # Taking over: slots with the other ids that a predecessor may have; None: it has not begun.
+        # During the take-over: slots for other ids of a predecessor. None before the take-over.
         self._former: list[PublisherSlot] | None = None
-        # It opens when all the others have: then nobody else can be writing, and it reads the done log.
+        # Opens after all other slots: then all other writers are fenced, and it reads the done log.
         self._last = self._slots[0]
         self._last.ask({number: 0}, sure_s=0.0)
-        # The shard by its number, for the engine; none before it was taken over.
+        # The shard by its number, for the engine; empty until the shard is taken over.
         self._owned: dict[int, ShardBacklog] = {}
         self._explained_at = 0.0
 
         def ask() -> None:
             self._done.bounds(_PROBE_BUDGET_S)
 
-        #: What publishes it, once it was taken over. Its transactional ids prove that it may.
+        #: Publishes the shard after the take-over. Its transactional ids prove its ownership.
         self.engine = Engine(self._owned, clients, ask, _TARGET_LATENCY_S, slots=self._slots)
 
     def _slot(self, name: str, *, is_trial: bool) -> PublisherSlot:
@@ -83,7 +82,7 @@ class Relay:
         )
 
     def _read_done(self, _: Mapping[int, int]) -> Mapping[int, DoneRead]:
-        """Read the done log, on a slot's thread; the slot tries again where that fails."""
+        """Read the done log on a slot's thread; after an error the slot tries again."""
         try:
             return {self._number: self._done.read()}
         except TimeoutError as error:
@@ -101,9 +100,9 @@ class Relay:
 
     @property
     def _shut_out(self) -> bool:
-        """Whether nobody but the last slot may be writing.
+        """Whether no producer except the last slot's can write.
 
-        An id that is lost is of no use to anybody: how its last transaction ends is decided.
+        A lost id is harmless: the end of its last transaction is already decided.
         """
         return all(slot.is_ready or (slot in (self._former or ()) and slot.lost_ids) for slot in self._all_slots[1:])
 
@@ -114,27 +113,27 @@ class Relay:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the shard is another's by now."""
+        """Whether the shard belongs to another coordinator now."""
         return self._shard.is_lost
 
     @property
     def is_open(self) -> bool:
-        """Whether the shard was taken over."""
+        """Whether the take-over is complete."""
         return bool(self._owned)
 
     @property
     def is_ready(self) -> bool:
-        """Whether something could be published now."""
+        """Whether it could publish now."""
         return self.is_open and self.engine.is_ready(time.monotonic())
 
     def slow_call(self) -> tuple[str, float]:
-        """Return the call that has not gone on for longest, and for how many seconds; an empty name: all do."""
+        """Return the call that has hung longest, and its seconds; an empty name if no call hangs."""
         return max((slot.slow_call() for slot in self._all_slots), key=lambda call: call[1])
 
     def step(self, *, takes: bool = True) -> bool:
-        """Go on as far as that goes without waiting, with something new only if it `takes`; tell whether it went on.
+        """Do all steps that need no waiting; return whether something happened. Unless `takes`, start nothing new.
 
-        Raises as the store does; it goes on with the next call.
+        Raises the store's errors; the next call continues.
         """
         now, engine, shard = time.monotonic(), self.engine, self._shard
         if self._former is None:
@@ -156,7 +155,7 @@ class Relay:
         return went_on
 
     def _take_over(self, former: Sequence[PublisherSlot], now: float) -> bool:
-        # The engine opens those for trials when they are needed.
+        # The engine itself opens its slots for trials, when it needs them.
         for slot in self._all_slots:
             if slot.is_trial and not (slot in former and slot.lost_ids):
                 slot.poll(now)
@@ -172,21 +171,21 @@ class Relay:
         return True
 
     def wait_s(self) -> float:
-        """Return the seconds after which `step` has something to do, if nothing wakes it before."""
+        """Return the seconds until the next `step`, if nothing wakes the thread before."""
         return self.engine.wait_s() if self.is_open else _TAKEOVER_POLL_S
 
     def trim(self) -> None:
-        """Trim the done log as far as all in it is settled. All that was handed over as published is durably so."""
+        """Trim the settled part of the done log. The caller knows that all published messages are durably settled."""
         if self.is_open and self._shard.is_flushed:
             self._done.forget(self.engine.floor(self._number))
 
     def finish(self, limit_s: float) -> None:
-        """Let what is under way end, for so many seconds, and have the store know of it; nothing begins any more."""
+        """Let the open Kafka transaction end within `limit_s` and settle it in the store. Nothing new starts."""
         self.engine.close(limit_s)
         self._shard.flush()
 
     def close(self) -> None:
-        """Give the shard up at once: what is under way is abandoned, and its next owner shuts it out."""
+        """Give the shard up at once: the open Kafka transaction is abandoned; the next owner fences it."""
         self.engine.close(0.0)
         for slot in self._former or ():
             slot.close()

@@ -1,8 +1,8 @@
-"""The coordinator of stores that are not in Kafka: its rounds, and the relays that it drives.
+"""The coordinator of stores outside Kafka: it renews shard leases, sends checks and drives one relay per shard.
 
-What differs between the stores is behind `StoreShards`: which shards are this coordinator's, what waits in each, which
-checks are due. The thread speaks with the store alone. Each shard is published by threads of its relay, so that leases
-are renewed and checks are sent whatever Kafka does. Where the store fails for a moment, all goes on where it was.
+`StoreShards` hides what differs between the stores: the owned shards, their decided messages and their due checks. The
+coordinator's thread only talks to the store. A relay publishes its shard on threads of its own. So leases are renewed
+and checks are sent even when Kafka hangs. After a transient error of the store, the next round continues.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from penstock.transactions.wire.topics import KEPT, ROOM
 _log = logging.getLogger("penstock.transactions")
 #: Seconds between two trims of the done logs.
 _TRIM_INTERVAL_S = 5.0
-#: Seconds after an error of the store that may pass by itself.
+#: Seconds to wait after a transient error of the store.
 _RETRY_DELAY_S = 0.5
 
 
 def _log_failure(error: TransactionError | None) -> None:
     if error is not None:
-        # It is due again in an interval.
+        # The transaction is due again after the check interval.
         _log.warning("%s", error)
 
 
 class ShardCoordinator(StoreCoordinator):
-    """Settles what was decided in a store, and asks about what was not; starts and stops the store. Thread-safe."""
+    """Publishes decided transactions of a store and checks undecided ones. Starts and stops the store. Thread-safe."""
 
     def __init__(self, store: RelayedStore, options: CoordinatorOptions) -> None:
         label = f"the coordinator of {store.label}"
@@ -56,8 +56,8 @@ class ShardCoordinator(StoreCoordinator):
         self._shards: StoreShards
         self._clients: PublishingClients
         self._ration = RationedLog()
-        # The thread's alone: by shard what publishes it, which call was written down as slow, counts of relays that are
-        # gone.
+        # Used by the coordinator's thread only: relays by shard, the slow call last noted per shard, and the counts of
+        # closed relays.
         self._relays: dict[int, Relay] = {}
         self._slow_calls: dict[int, str] = {}
         self._former_groups = self._former_recoveries = 0
@@ -78,7 +78,7 @@ class ShardCoordinator(StoreCoordinator):
         self._closers.append(self._store.stop)
 
     def _create(self, shards: StoreShards) -> PublishingClients:
-        """Create what is absent in Kafka."""
+        """Create missing topics and return the clients' settings."""
         store = self._store
         servers, config, prefix = store.bootstrap_servers, store.config, store.prefix
         done, discarded = f"{shards.name}.done", f"{prefix}.discarded"
@@ -94,9 +94,9 @@ class ShardCoordinator(StoreCoordinator):
         return self._publishing_clients(servers, config, admin, (done, discarded), shards.name)
 
     def pending(self, most: int) -> Sequence[PendingTransaction]:
-        """Return the oldest pending transactions of its shards, at most so many; none before the start and at the end.
+        """Return up to `most` of the oldest pending transactions of its shards; none before start() and after stop().
 
-        Safe from any thread. Raises what the store raises where it cannot be read now.
+        Any thread. Raises the store's error if the store cannot be read now.
         """
         if self._thread is None or self._stopping.is_set():
             return []
@@ -105,7 +105,7 @@ class ShardCoordinator(StoreCoordinator):
     def _held(self, *, own: bool) -> CoordinatorStatistics:
         if self._thread is None:
             return Counts().statistics()
-        # list() of a dict is one step under the interpreter lock: the coordinator's thread cannot change it midway.
+        # list() of a dict is atomic under the interpreter lock: the coordinator's thread cannot change it meanwhile.
         return self._shards.statistics(list(self._shards.owned) if own else None)
 
     def _begin(self) -> None:
@@ -125,7 +125,7 @@ class ShardCoordinator(StoreCoordinator):
             self._wake.clear()
 
     def _work(self, shards: StoreShards) -> bool:
-        """Do all that can be done without waiting; tell whether something was published or settled."""
+        """Do all that needs no waiting; return whether something was published or settled."""
         self._left.require_few()
         shards.renew()
         for number in [number for number in self._relays if number not in shards.owned]:
@@ -150,7 +150,7 @@ class ShardCoordinator(StoreCoordinator):
         return busy
 
     def _check(self, shards: StoreShards) -> None:
-        """Send the checks that are due, and hand over to the discard policy what is exhausted."""
+        """Send due checks; hand transactions with exhausted checks to the discard policy."""
         asked: list[DueCheck] = []
         for check in shards.due():
             if check.check_count < self._terms.policy.maximum:
@@ -175,7 +175,7 @@ class ShardCoordinator(StoreCoordinator):
         self._store.submit(change, _log_failure)
 
     def _publish(self, shards: StoreShards, number: int) -> bool:
-        """Publish what can be published of a shard; tell whether there was something."""
+        """Let the relay of a shard publish; return whether there was something to do."""
         relay = self._relays.get(number)
         if relay is None:
             relay = Relay(shards.backlog(number), number, f"{shards.name}.{number}", self._clients)
@@ -195,14 +195,14 @@ class ShardCoordinator(StoreCoordinator):
         self._former_recoveries += relay.engine.recoveries
 
     def _note_slow_call(self, shards: StoreShards, number: int, call: str, age_s: float) -> None:
-        """Write down which call of a shard has not gone on for long, where that has changed."""
-        # Where nothing is known of it, a former owner may have left one.
+        """Store the name of a shard's hung call if it has changed."""
+        # The first call for a shard always stores it: a former owner may have left a name there.
         if self._slow_calls.get(number) == call:
             return
         try:
             shards.note_slow_call(number, call, age_s)
         except OSError as error:
-            # It is for people who look; the log and the statistics have it, too.
+            # Only operators read it, and the log and the statistics have it, too.
             _log.warning("`penstock tx ls` does not know that %s hangs: %s", call or "no call", error)
         self._slow_calls[number] = call
 
@@ -217,7 +217,7 @@ class ShardCoordinator(StoreCoordinator):
     def _end(self) -> None:
         relays = list(self._relays.values())
         try:
-            # Where it ended by an error of its own, there is nothing to wait for.
+            # After a failure of its own there is nothing to wait for.
             for relay in relays if self._failure is None else ():
                 self._finish(relay)
         finally:
@@ -227,7 +227,7 @@ class ShardCoordinator(StoreCoordinator):
             self._leave()
 
     def _finish(self, relay: Relay) -> None:
-        """Let what is under way end, as long as there is time."""
+        """Let the relay's open Kafka transaction end while there is time."""
         try:
             relay.finish(max(0.0, self._finish_by - time.monotonic()))
         except self._store.transient_errors as error:

@@ -1,4 +1,4 @@
-"""What a store outside Kafka brings: its shards, what waits in each to be published, and whose check is due."""
+"""The interface of a store outside Kafka to its coordinator: shards, their backlogs, and due checks."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _IDS_PER_RECORD = 8_000
 
 
 class CheckTerms(NamedTuple):
-    """What a store must know to check the undecided transactions of a coordinator."""
+    """The check policy and the session time-out of one coordinator."""
 
     policy: CheckPolicy
-    #: Seconds after which a coordinator that fell silent loses its shards.
+    #: Seconds after which a silent coordinator loses its shards.
     session_s: float
 
 
@@ -35,97 +35,97 @@ class DueCheck(NamedTuple):
     transaction_id: str
     group: str
     check_count: int
-    #: What the store knows it by.
+    #: The store's own reference to the transaction.
     stored: Any = None
 
 
 @dataclass(slots=True)
 class StoredBatch(DecidedBatch):
-    """What one Kafka transaction settles of a shard."""
+    """The transactions of one shard that one Kafka transaction settles."""
 
     @property
     def names(self) -> list[str]:
-        """Its names in the done log."""
+        """The ids of its transactions in the done log."""
         return [pending.done_name or pending.half.transaction_id for pending in self.decided]
 
     def records(self) -> Iterator[bytes]:
-        """Yield what is written into the done log."""
+        """Yield the records for the done log."""
         names = self.names
         return (encode_ids(names[at : at + _IDS_PER_RECORD]) for at in range(0, len(names), _IDS_PER_RECORD))
 
 
 class ShardBacklog(Backlog):
-    """One shard, as its relay takes it over and the engine publishes it. Used by the coordinator's thread.
+    """The decided transactions of one shard. Used by the coordinator's thread.
 
-    The store has the messages, and judges what is decided and due; from then until it is settled, it is in the queue.
-    Methods raise as the store does, and are called again then.
+    The store keeps the messages and selects the decided and due ones. These are in the queue until they are settled.
+    If a method raises the store's error, the caller calls it again later.
     """
 
-    #: Whether the shard is another's by now.
+    #: Whether the shard belongs to another coordinator now.
     is_lost: bool = False
-    # What the relay's engine holds back, and the topic of what is discarded.
+    # The quarantine of the relay's engine, and the topic of discarded messages.
     _quarantine: TargetQuarantine
     _discarded_to = ""
 
     @abstractmethod
     def may_open(self, claim: Sequence[str]) -> bool:
-        """Make sure that the shard is still one's own: whoever publishes it now is shut out next.
+        """Return whether the shard is still owned. The caller then fences its former publishers.
 
-        `claim`: the transactional ids under which it may be published from now on. They are written down for the next
-        owner, who shuts them out.
+        `claim`: the transactional ids that may publish the shard from now on. The store saves them: the next owner
+        fences them.
         """
 
     @abstractmethod
     def claimed(self) -> Sequence[str]:
-        """Return the transactional ids that were written down last."""
+        """Return the transactional ids that were saved last."""
 
     def take_over(self, found: DoneRead, quarantine: TargetQuarantine, discarded_to: str) -> None:
-        """Begin with what the done log said, once nobody else can be writing there."""
+        """Start from the content of the done log. By now all other writers are fenced."""
         self._quarantine, self._discarded_to = quarantine, discarded_to
-        #: Below it, all of the done log is settled, save for what is under way.
+        #: Below this offset of the done log all is settled, except open Kafka transactions.
         self.done_end = found.end
         self._taken_over(sorted(found.ids))
 
     @abstractmethod
     def _taken_over(self, names: Sequence[str]) -> None:
-        """Have what was published settled, by the names in the done log; some may be settled already, or unknown."""
+        """Settle published transactions by their ids in the done log; some may be settled already, or unknown."""
 
     @abstractmethod
     def _published(self, some: Sequence[Pending]) -> None:
-        """Have settled what was published."""
+        """Settle published transactions in the store."""
 
     def _given_back(self, some: Sequence[Pending]) -> None:
-        """Take back what was not published."""
+        """Take back transactions that were not published."""
         for pending in some:
             pending.in_flight = False
 
     @property
     def is_flushed(self) -> bool:
-        """Whether the store knows all that was published."""
+        """Whether the store has recorded all published transactions."""
         return True
 
     def flush(self) -> None:
-        """Note in the store what is to be noted; where that fails, it is noted by the next call."""
+        """Write outstanding notes into the store; after an error, the next call writes them."""
 
     def explain(self) -> None:
-        """Let operators in other processes know why things wait, where the reason is another one by now."""
+        """Store changed reasons for waiting, so that operators in other processes see them."""
 
     def began(self, batch: StoredBatch) -> None:
-        """Note that it is under way; the store leaves what was taken alone."""
+        """Mark the batch as in flight: the store does not change its transactions meanwhile."""
         for pending in batch.decided:
             pending.in_flight = True
 
     def settled(self, batch: StoredBatch, done_end: int | None) -> list[str]:
-        """Have what was published settled in the store."""
+        """Settle the published batch in the store."""
         self.done_end = max(self.done_end, done_end or 0)
         return self._settle(batch.decided)
 
     def failed(self, batch: StoredBatch) -> None:
-        """Give back what was taken."""
+        """Give the batch back."""
         self._given_back(batch.decided)
 
     def learned(self, batch: StoredBatch, found: DoneRead) -> list[str]:
-        """Settle what the done log has, and give the rest back."""
+        """Settle the transactions that the done log has; give the others back."""
         self.done_end = max(self.done_end, found.end)
         known = [name in found.ids for name in batch.names]
         self._given_back([pending for pending, is_done in zip(batch.decided, known, strict=True) if not is_done])
@@ -137,7 +137,7 @@ class ShardBacklog(Backlog):
         return [pending.half.transaction_id for pending in some]
 
     def why_held(self, pending: Pending) -> str:
-        """Return in words why one that is set aside waits."""
+        """Return why a transaction that was set aside waits."""
         refused = self._quarantine.why_refused(pending.transaction_id)
         if refused is not None:
             return refused
@@ -152,78 +152,78 @@ class ShardBacklog(Backlog):
 
 
 class StoreShards(ABC):
-    """A store's shards, as its coordinator works on them. Used by its thread, save for `statistics` and `half`.
+    """All shards of a store. Used by the coordinator's thread, except `statistics` and `half`.
 
     Args:
-        name: what the done log's name and the transactional ids begin with; no other store has it.
-        count: how many there are.
-        counts: what was counted since the start.
+        name: the prefix of the done log's name and of transactional ids, unique to the store.
+        count: the number of shards.
+        counts: the counts since the start.
     """
 
     def __init__(self, name: str, count: int, counts: Counts) -> None:
         self.name = name
         self.count = count
         self.counts = counts
-        #: Those that it hands over: nothing new is begun in them.
+        #: Shards that the coordinator hands over: it starts nothing new in them.
         self.leaving: set[int] = set()
 
     @property
     @abstractmethod
     def owned(self) -> Collection[int]:
-        """Those that are this coordinator's."""
+        """The shards that this coordinator owns."""
 
     @abstractmethod
     def backlog(self, shard: int) -> ShardBacklog:
-        """Return what waits in a shard, to be taken over."""
+        """Return the backlog of a shard, for its take-over."""
 
     @abstractmethod
     def renew(self) -> None:
-        """Keep what is owned, take what is free; raise what ends the store for good. Called each round."""
+        """Renew owned leases and take free shards; raise the error that ends the store. Called each round."""
 
     def give_up(self, shard: int) -> None:
-        """Leave a shard to others. Nothing is under way in it."""
+        """Release a shard. No Kafka transaction of it is open."""
         self.leaving.discard(shard)
 
     @abstractmethod
     def due(self) -> Sequence[DueCheck]:
-        """Return what is due, each once an interval as long as nobody decides it."""
+        """Return due checks: each undecided transaction once per check interval."""
 
     @abstractmethod
     def ask(self, due: Sequence[DueCheck]) -> Collection[str]:
-        """Have one producer of each group asked, another one than last time; return the groups that have none."""
+        """Send each check to another producer of its group than last time; return groups without producers."""
 
     @abstractmethod
     def half(self, due: DueCheck) -> Half | None:
-        """Read the first half of one, or None where it is decided by now. Called by any thread."""
+        """Read the first half of a transaction; None if it is decided by now. Any thread."""
 
     def is_durable(self) -> bool:
-        """Whether all that the relays said was published is durably settled: then the done log may be trimmed."""
+        """Return whether all published transactions are durably settled: then the done log may be trimmed."""
         return True
 
     @abstractmethod
     def purge(self) -> None:
-        """Delete what nobody will ask for."""
+        """Delete rows that no reader needs any longer."""
 
     @abstractmethod
     def note_slow_call(self, shard: int, call: str, age_s: float) -> None:
-        """Write down, for operators in any process, which call has not gone on for so long; an empty name: all do.
+        """Store the name and age of a shard's hung call for operators in any process; an empty name means none.
 
-        It raises `OSError` where there is no room for it.
+        Raises `OSError` if there is no room for it.
         """
 
     @abstractmethod
     def wait_s(self, *, takes_more: bool, busy: bool) -> float:
-        """Return the seconds after which something may be due, if nothing wakes the thread before.
+        """Return the seconds until the next round, if nothing wakes the thread before.
 
         Args:
-            takes_more: whether what can be published would be taken now.
+            takes_more: whether a relay could publish more now.
             busy: whether the last round found something to do.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Give up all that is owned."""
+        """Release all owned shards."""
 
     @abstractmethod
     def statistics(self, shards: Collection[int] | None) -> CoordinatorStatistics:
-        """Return what was counted and what the store holds; of some shards, or of all. Safe from any thread."""
+        """Return the counts and the content of these shards, or of all shards if None. Any thread."""

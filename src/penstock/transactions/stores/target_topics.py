@@ -1,4 +1,4 @@
-"""The topics that messages of transactions may be published to, as far as they were looked up."""
+"""Checks that target topics of transactions exist, and caches their partition counts."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from penstock.clients.topics import require_topics
 from penstock.errors import BrokerConnectionError, ConfigurationError, PenstockError
 from penstock.transactions.rationed_log import RationedLog
 
-#: Seconds that a sender waits for brokers that it does not need: a first connection takes less, with TLS as well.
+#: Seconds to wait for brokers that storing does not need: a first connection takes less, even with TLS.
 _LOOKUP_BUDGET_S = 1.0
 
 
 class TargetTopics:
-    """Looks targets up, each once. Thread-safe.
+    """Looks each target up once. Thread-safe.
 
-    `may_publish_to` tells whether a topic is a user's: no topic of the store, and none of Kafka's own. Where the store
-    does not need Kafka (`stores_in_kafka` is false), a target that brokers say nothing of within a moment is accepted:
-    what is wrong with it shows when it is published.
+    `may_publish_to` returns whether a topic is the user's: neither the store's nor Kafka's own. If the store does not
+    need Kafka (`stores_in_kafka` is false) and no broker answers within a second, the target is accepted; an error then
+    shows at publication.
     """
 
     def __init__(
@@ -31,21 +31,21 @@ class TargetTopics:
         self._admin = admin
         self._may_publish_to = may_publish_to
         self._stores_in_kafka = stores_in_kafka
-        # Lookups are made one at a time: many threads begin with the same topic.
+        # One lookup at a time: many threads start with the same topic.
         self._lock = threading.Lock()
         self._question = BriefQuestion("lookup of targets")
-        # Whether no broker has answered the last lookup: then nobody waits for the next one.
+        # Whether no broker answered the last lookup: then the next one does not wait.
         self._is_away = False
         self._ration = RationedLog()
-        #: Partition counts of targets found so far. Replaced as a whole under the lock, read without it.
+        #: Partition counts of the targets found. Replaced as a whole under the lock, read without it.
         self.counts: dict[str, int] = {}
 
     def require(self, topic: str, partition: int | None) -> None:
-        """Raise unless a message can be published to the topic; a topic that was found is not asked for again.
+        """Raise an error unless a message can be published to the topic. Each topic is looked up once.
 
         Raises:
             TopicNotFoundError: there is no such topic.
-            MissingRightError: this client may not see it, if it is there.
+            MissingRightError: this client may not see the topic, if it exists.
             ConfigurationError: the topic has no such partition, or belongs to the store.
             BrokerConnectionError: no broker answered, and the store is in Kafka.
         """
@@ -73,7 +73,7 @@ class TargetTopics:
             pass
 
     def _look_up(self, topic: str, partition: int | None) -> bool:
-        """Look for a topic; True, or an error as of `require`."""
+        """Look a topic up; return True, or raise the errors of `require`."""
         with self._lock:
             if self._is_found(topic, partition):
                 return True
