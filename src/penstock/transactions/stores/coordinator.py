@@ -1,4 +1,4 @@
-"""The coordinator of transactional messages: one face for every store. The engine behind it is chosen by the store."""
+"""The public `Coordinator` of transactional messages. Its engine depends on the kind of store."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ if TYPE_CHECKING:
     from penstock.telemetry import Telemetry
 
 _TARGET_LATENCY_S = 0.02
-#: Seconds to wait until a commanded decision takes effect: whoever asked waits for an answer, and not for ever.
+#: Seconds to wait until a commanded decision takes effect: the sender of the command waits for an answer.
 _EFFECT_BUDGET_S = 8.0
 _DECISIONS = {"commit": Verdict.COMMIT, "rollback": Verdict.ROLLBACK, "discard": Verdict.DISCARD}
 
 
 def _operator(administration: Callable[[], AbstractContextManager[Administration]]) -> StoreOperator:
-    """Return what is done to a store by command: as an operator does it, in the store's own audit, too."""
+    """Return the operator's acts on a store as commands; they are in the store's audit log, too."""
 
     def settle(transaction_id: str, decision: str, actor: str, why: str) -> tuple[Outcome, str]:
         verdict = _DECISIONS[decision]
@@ -59,46 +59,46 @@ def _operator(administration: Callable[[], AbstractContextManager[Administration
 
 
 def operator_in_kafka(bootstrap_servers: str, prefix: str, config: ClientConfig) -> StoreOperator:
-    """Return what is done to a store in Kafka by command."""
+    """Return the operator's acts on a store in Kafka as commands."""
     return _operator(partial(KafkaAdministration, bootstrap_servers, prefix, config))
 
 
 class Coordinator:
-    """Settles the transactions of all producers of one store: publishes what committed, asks about what is undecided.
+    """Settles the transactions of one store: publishes committed messages, checks undecided transactions.
 
-    Thread-safe. Nothing is started before `start` or the `with` block. Of a store in Kafka or in a database any number
-    may run; they share the work. A file store has one, in its process.
+    Thread-safe. `start` or the `with` block starts it. A store in Kafka or in a database may have any number of
+    coordinators; they share the work. A file store has one coordinator, in its process.
 
     Args:
         bootstrap_servers: Kafka's addresses.
-        prefix: what the names of the store's topics begin with.
-        store: a `SqlStore` or `FileStore`, instead of Kafka's topics; `bootstrap_servers`, `prefix`, `partitions`,
-            `target_latency`, `instance` and `config` are its own then, or of no use to it, and refused here.
+        prefix: the prefix of the names of the store's topics.
+        store: a `SqlStore` or `FileStore` instead of Kafka's topics. Then `bootstrap_servers`, `prefix`, `partitions`,
+            `target_latency`, `instance` and `config` belong to the store or have no use, and are refused here.
         transaction_timeout: seconds from the birth of a half to its first check.
         check_interval: seconds between two checks of a half.
-        check_max: answered checks after which a half that is still undecided meets the discard policy, one interval
+        check_max: answered checks after which the discard policy settles a half that is still undecided, one interval
             after the last answer. Counts survive restarts of the coordinator: they are part of the store.
         check_backoff: factor by which the interval grows from check to check, to an hour at most.
-        discard: what becomes of a half whose checks are exhausted: `"topic"` moves it to `<prefix>.discarded`,
-            `"commit"` publishes it, `"rollback"` settles it without a trace, and a function is asked; its UNKNOWN means
-            the topic.
-        check_timeout: seconds that such a function may take; one that takes longer has said UNKNOWN.
-        publish_timeout: the most seconds that a Kafka transaction may stand still on slow brokers. The limits that fit
-            brokers which are well, 1 to 10 s, grow with what is measured, no further than this.
+        discard: the policy for a half whose checks are exhausted: `"topic"` moves it to `<prefix>.discarded`,
+            `"commit"` publishes it, `"rollback"` settles it without a trace. A function returns its decision; UNKNOWN
+            means the topic.
+        check_timeout: seconds that such a function may take. After that, its answer counts as UNKNOWN.
+        publish_timeout: the most seconds that a Kafka transaction may stand still on slow brokers. Time limits start at
+            1 to 10 s, and grow with the measured times up to this one.
         partitions: partitions of half, op and done, if they have to be created.
-        target_latency: seconds that a Kafka transaction may take from its begin to the answer of its end. Under load
-            as many decisions share one as end within it.
-        instance: a name of letters, digits, `.`, `_` and `-` that no other running coordinator of the prefix has, the
-            same after each restart. With it a coordinator that was killed goes on at once: it gets its partitions back
-            without waiting for its session to end, and what it left open ends when it starts. Without it, another
-            coordinator takes over within the session timeout; and so it does where it does not come back.
-        session_timeout: seconds after which a coordinator that fell silent loses its partitions, or its shards of a
-            database, to the others. More than a broker's own session (`broker.session.timeout.ms`, 9 s): as long as a
-            broker that died counts as in sync, the others answer no heartbeat. The broker's least is 6 s.
+        target_latency: target seconds of a Kafka transaction from its begin to the answer of its end. Under load, a
+            Kafka transaction settles as many decisions as fit into this time.
+        instance: a name of letters, digits, `.`, `_` and `-`, unique among the running coordinators of the prefix, and
+            the same after each restart. With it, a killed coordinator continues as soon as it restarts: it gets its
+            partitions back before its session ends, and its start ends its open Kafka transactions. If it does not
+            come back, or without this name, another coordinator takes over within the session timeout.
+        session_timeout: seconds after which a silent coordinator loses its partitions, or its shards of a database, to
+            the other coordinators. Use more than a broker's own session (`broker.session.timeout.ms`, 9 s): while a
+            dead broker still counts as in sync, the other brokers answer no heartbeat. The broker's minimum is 6 s.
         telemetry: metrics `penstock.transactions.*`, by OpenTelemetry; None (default) for none, at no cost.
-        commands: whether it settles and resumes transactions of its store as commands in the topic
-            `penstock.commands`, as by the dashboard: who may write there commands it; or which topic, and with which
-            token. It hears what is for the group `<prefix>.coordinator`.
+        commands: whether it accepts commands that settle and resume transactions of its store, as the dashboard sends
+            them, in the topic `penstock.commands`; or settings with another topic and a token. Anyone with write
+            permission on the topic can command it. Its commands name the group `<prefix>.coordinator`.
         config: settings of the Kafka clients, by librdkafka's names.
 
     Raises:
@@ -142,20 +142,20 @@ class Coordinator:
         of_kafka = (prefix, partitions, target_latency, instance, config or {})
         if store is not None and of_kafka != ("penstock", DEFAULT_PARTITIONS, _TARGET_LATENCY_S, None, {}):
             raise ConfigurationError(
-                "prefix, partitions, target_latency, instance and config are for a store in Kafka: give the store its "
-                "own prefix and config, and leave the others out"
+                "prefix, partitions, target_latency, instance and config are for a store in Kafka: set prefix and "
+                "config on the store, and leave the others out"
             )
         self._engine: StoreCoordinator
         if store is not None:
             if not isinstance(store, RelayedStore):
                 raise ConfigurationError(f"store must be a SqlStore or FileStore, but is a {type(store).__name__}")
             self._engine, self._prefix = ShardCoordinator(store, options), store.prefix
-            reached = store.bootstrap_servers, store.config
+            cluster = store.bootstrap_servers, store.config
             self._operator = _operator(lambda: nullcontext(store.administration()))
         else:
-            reached, self._prefix = (bootstrap_servers or "", config or {}), prefix
+            cluster, self._prefix = (bootstrap_servers or "", config or {}), prefix
             self._engine = KafkaCoordinator(
-                reached[0],
+                cluster[0],
                 options,
                 prefix=prefix,
                 partitions=partitions,
@@ -163,26 +163,27 @@ class Coordinator:
                 instance=instance,
                 config=config,
             )
-            self._operator = operator_in_kafka(reached[0], prefix, reached[1])
-        # As whom it hears, and, where it reports, reports: who reads that commands it by this name.
-        sender = sender_of(f"{self._prefix}.coordinator", reached[1])
-        self._fleet = FleetMember(sender, *reached, commands=command_settings(commands))
+            self._operator = operator_in_kafka(cluster[0], prefix, cluster[1])
+        # Its name in reports, and so in commands.
+        sender = sender_of(f"{self._prefix}.coordinator", cluster[1])
+        self._fleet = FleetMember(sender, *cluster, commands=command_settings(commands))
+        # Guards the field below.
         self._lock = threading.Lock()
-        # Made and ended under the lock.
         self._listener: Service | None = None
 
     def start(self) -> Self:
-        """Connect, create what is absent, and begin to settle. May be repeated.
+        """Connect, create missing topics and begin to settle. Calling it again does nothing.
 
         Raises:
             BrokerConnectionError: no broker answered within 15 s.
-            MissingRightError: a topic of the store is not to be seen, or is missing and may not be created. What else
-                it may not do shows in the log, in `statistics` and in `penstock tx ls`, and waits until it may.
-            ConfigurationError: the client library refused a setting; a topic of the store has one that can lose
+            MissingRightError: the client may not see a topic of the store, or may not create a missing one. Other
+                missing permissions are shown in the log, in `statistics` and in `penstock tx ls`; the coordinator
+                continues once they are granted.
+            ConfigurationError: the client library refused a setting; a topic of the store has a setting that can lose
                 transactions; or a file store has a coordinator already.
             StoreConnectionError: the database of a SQL store did not answer.
             StoreInUseError: another process has the file store.
-            StoreDamagedError: what a file store had acknowledged is missing or does not read.
+            StoreDamagedError: acknowledged data of a file store is missing or cannot be read.
             StoppedError: it was stopped before.
         """
         self._engine.start()
@@ -194,10 +195,10 @@ class Coordinator:
         return self
 
     def stop(self, timeout: float = 30.0) -> None:
-        """Finish the Kafka transaction under way, give the partitions up and end, within `timeout` seconds.
+        """Finish the open Kafka transaction, release the partitions and end, within `timeout` seconds.
 
         Raises:
-            StoppedError: it did not end in time, or had ended by itself; then the cause is chained.
+            StoppedError: it did not end in time; or an error had ended it before, which is chained as the cause.
         """
         with self._lock:
             if self._listener is not None:
@@ -205,51 +206,48 @@ class Coordinator:
         self._engine.stop(timeout)
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until it has ended, at most `timeout` seconds, and tell whether it has."""
+        """Wait up to `timeout` seconds until it has ended; return whether it has."""
         return self._engine.wait(timeout)
 
     def statistics(self) -> CoordinatorStatistics:
-        """Return counts since the start and what is pending now. Safe from any thread.
+        """Return counts since the start and the transactions pending now. Safe from any thread.
 
-        Of a store in Kafka, `pending` and its like are those of the partitions that this coordinator owns; of another
-        store, those of all the store.
+        For a store in Kafka, `pending` and similar counts cover the partitions of this coordinator; for another store,
+        they cover the whole store.
         """
         return self._engine.statistics()
 
     def waits(self) -> list[str]:
-        """Return in sentences what its pending transactions wait for besides their decisions. Safe from any thread."""
+        """Return sentences that say what pending transactions wait for besides decisions. Safe from any thread."""
         return self._engine.waits()
 
     @property
     def prefix(self) -> str:
-        """What the names of the store's topics begin with."""
+        """The prefix of the names of the store's topics."""
         return self._prefix
 
     @property
     def is_in_kafka(self) -> bool:
-        """Whether its store is in Kafka, where any process may settle what is pending."""
+        """Whether its store is in Kafka; then any process may settle its transactions."""
         return self._engine.in_kafka
 
     @property
     def group(self) -> str:
-        """The group that commands for it name, `<prefix>.coordinator`; it reports by it, too, where it is no app's."""
+        """The group in its commands, `<prefix>.coordinator`; without an app, it also reports under this group."""
         return self._fleet.sender.group
 
     @property
     def member(self) -> str:
-        """The member that commands for it name."""
+        """The member name in its commands."""
         return self._fleet.sender.member
 
     @property
     def hears_commands(self) -> bool:
-        """Whether it carries out commands."""
+        """Whether it accepts commands."""
         return self._fleet.commands is not None
 
     def pending(self, most: int) -> list[PendingTransaction]:
-        """Return the oldest pending transactions of this coordinator, at most so many. Safe from any thread.
-
-        Of a store in Kafka, those of the partitions that this coordinator owns; of a database, those of its shards.
-        """
+        """Return up to `most` of the oldest pending transactions of its partitions or shards. Safe from any thread."""
         return list(self._engine.pending(most))
 
     def __enter__(self) -> Self:
