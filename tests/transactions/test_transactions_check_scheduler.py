@@ -67,12 +67,12 @@ class Room:
     def half(self, at: float, group: str = "orders", value: bytes = b"v", **more: Any) -> Half:
         """Store a half when the test is `at` seconds old."""
         half = Half(new_id(), group, "topic", None, None, value, (), None, **more)
-        self.partition.feed.half(half_record(self.halves, half, BIRTH_S + at), at)
+        self.partition.feed.take_half(half_record(self.halves, half, BIRTH_S + at), at)
         self.halves += 1
         return half
 
     def op(self, op: Op, at: float, read_at: float | None = None) -> None:
-        self.partition.feed.op(op_record(self.ops, op, BIRTH_S + at), at if read_at is None else read_at)
+        self.partition.feed.take_op(op_record(self.ops, op, BIRTH_S + at), at if read_at is None else read_at)
         self.ops += 1
 
     def tick(self, at: float, read_at: float | None = None) -> None:
@@ -124,7 +124,7 @@ def test_after_a_restart_the_mark_tells_how_old_halves_are() -> None:
     room.partition.ticked_at = float("-inf")
     # It was stored 600 s ago by the broker's clock; this coordinator has just started, at its second 0.
     old = half_record(0, Half(new_id(), "g", "topic", None, None, b"v", (), None), BIRTH_S - 600)
-    room.partition.feed.half(old, 0.0)
+    room.partition.feed.take_half(old, 0.0)
 
     assert room.run(0.1) == 0
     assert room.asking.ticks == [0]

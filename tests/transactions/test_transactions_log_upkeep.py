@@ -94,9 +94,9 @@ class Room:
     def settle_one(self, offset: int) -> None:
         """Let a transaction be decided and settled whose half and op stand at an offset."""
         half = Half(new_id(), "orders", "topic", None, None, b"v", (), None)
-        self.partition.feed.half(half_record(offset, half), self.now)
+        self.partition.feed.take_half(half_record(offset, half), self.now)
         op = Op(half.transaction_id, Verdict.ROLLBACK, Author.PRODUCER, "orders", 0, (offset,), 0)
-        self.partition.feed.op(op_record(offset, op), self.now)
+        self.partition.feed.take_op(op_record(offset, op), self.now)
         self.partition.note_progress(self.now)
         self.commit()
 
@@ -185,9 +185,9 @@ def test_what_is_written_down_whole_is_looked_for_from_where_the_done_log_ended_
     room = Room()
     room.tend()
     old = Half(new_id(), "orders", "topic", None, None, b"v", (), None)
-    room.partition.feed.half(half_record(1, old), room.now)
+    room.partition.feed.take_half(half_record(1, old), room.now)
     for offset in range(2, 10):
-        room.partition.feed.half(fetched(offset, b"no half"), room.now)
+        room.partition.feed.take_half(fetched(offset, b"no half"), room.now)
     room.partition.note_progress(room.now)
     room.partition._snapshot_due = 0.0
     batch = room.partition.next_batch(100, lambda _: None, 1 << 30)
@@ -249,5 +249,7 @@ def test_a_partition_with_a_log_that_is_not_as_it_was_read_is_given_up_and_nothi
 
     assert room.partition.is_given_up
     assert "half partition 0 is given up, and taken over again" in caplog.text
-    room.partition.feed.half(half_record(2, Half(new_id(), "orders", "topic", None, None, b"v", (), None)), room.now)
+    room.partition.feed.take_half(
+        half_record(2, Half(new_id(), "orders", "topic", None, None, b"v", (), None)), room.now
+    )
     assert room.partition.next_batch(100, lambda _: None, 1 << 30) is None

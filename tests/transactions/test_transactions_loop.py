@@ -60,7 +60,7 @@ def coordinator_of(state: dict[str, Any], has_work: bool, waited: list[float]) -
         serve=lambda: None,
         was_cut_off=lambda: False,
         recoveries=SimpleNamespace(slow_call=lambda _: ("", 0.0), partitions=()),
-        logs=SimpleNamespace(read=read, bound=lambda *_: None),
+        logs=SimpleNamespace(read=read, limit_waiting=lambda *_: None),
     )
     place: dict[str, Any] = {"prefix": "store", "partitions": 1, "target_latency": 0.02, "instance": None}
     made = KafkaCoordinator("127.0.0.1:1", CoordinatorOptions(), **place, config={"log_level": 0})

@@ -62,7 +62,7 @@ def a_round(owned: HalfPartition) -> None:
     owned.note_progress(1.0)
     batch = owned.next_batch(1_000, lambda _: None, 1 << 20)
     assert batch is None or not (batch.decided or batch.snapshots)
-    owned.looked_at(dict.fromkeys(LOGS, (0, 0)), 0)
+    owned.take_bounds(dict.fromkeys(LOGS, (0, 0)), 0)
     owned.plan.next_due()
     assert list(owned.plan.take_due(time.time(), 100)) == []
 

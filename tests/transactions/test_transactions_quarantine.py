@@ -165,10 +165,10 @@ def store_and_commit(partition: Any, *halves: Half) -> None:
     """Have the halves of a transaction, and the decision to commit it, read from the logs."""
     first, state = partition.state.half_position, partition.state
     for offset, half in enumerate(halves, first):
-        partition.feed.half(half_record(offset, half), 0.0)
+        partition.feed.take_half(half_record(offset, half), 0.0)
     offsets = tuple(range(first, state.half_position))
     op = Op(halves[0].transaction_id, Verdict.COMMIT, Author.PRODUCER, "orders", 0, offsets, 0)
-    partition.feed.op(op_record(state.op_position, op), 0.0)
+    partition.feed.take_op(op_record(state.op_position, op), 0.0)
 
 
 def test_a_marker_that_came_too_late_once_is_no_reason_once_another_came_in_time() -> None:
@@ -256,9 +256,9 @@ def test_a_discard_that_its_topic_does_not_take_lets_the_commit_before_it_in_its
     first = Half(new_id(), "orders", "well", None, b"k", b"1", (), None, order_key=b"k")
     halves = [first, first._replace(transaction_id=new_id())]
     for at, (half, verdict) in enumerate(zip(halves, (Verdict.COMMIT, Verdict.DISCARD), strict=True)):
-        partition.feed.half(half_record(at, half), 0.0)
+        partition.feed.take_half(half_record(at, half), 0.0)
         op = Op(half.transaction_id, verdict, Author.OPERATOR, "orders", 0, (at,), 0)
-        partition.feed.op(op_record(at, op), 0.0)
+        partition.feed.take_op(op_record(at, op), 0.0)
 
     batch = partition.next_batch(10, lambda pending: "gone" if pending.verdict is Verdict.DISCARD else None, 10**6)
 

@@ -35,12 +35,12 @@ class WaitingPartition:
         """Store a half."""
         half = Half(new_id(), "orders", "topic", None, None, VALUE, (), None)._replace(**more)  # type: ignore[arg-type] # as told
         offset = self.state.half_position
-        self.owned.feed.half(half_record(offset, half), 0.0)
+        self.owned.feed.take_half(half_record(offset, half), 0.0)
         return self.state.pending[half.transaction_id]
 
     def commit(self, pending: Pending) -> None:
         op = Op(pending.half.transaction_id, Verdict.COMMIT, Author.PRODUCER, "orders", 0, pending.offsets, 0)
-        self.owned.feed.op(op_record(self.state.op_position, op), 0.0)
+        self.owned.feed.take_op(op_record(self.state.op_position, op), 0.0)
 
     def delayed(self, count: int) -> None:
         """Let so many wait for their time."""

@@ -45,15 +45,15 @@ class CoordinatorContext:
         self.rights = MissingRights(self.config)
         self.left = LeftBehind(f"the coordinator of {self.topics.prefix}")
 
-    def lacks(self, error: KafkaException | KafkaError, what: str, right: Right) -> bool:
+    def note_missing_right(self, error: KafkaException | KafkaError, what: str, right: Right) -> bool:
         """Note that `what` was refused for want of a right, if the error says so; tell whether it does."""
         if is_missing_right(error):
             self.rights.refused(what, right)
         return is_missing_right(error)
 
-    def may_not_read(self, error: KafkaException | KafkaError, what: str, topic: str) -> bool:
+    def note_unreadable(self, error: KafkaException | KafkaError, what: str, topic: str) -> bool:
         """Do what `lacks` does, where the group was asked about, or a topic was to be read."""
         is_group = concerns_a_group(error)
-        return self.lacks(
+        return self.note_missing_right(
             error, what, group_right(self.topics.coordinators) if is_group else topic_right(Operation.READ, topic)
         )

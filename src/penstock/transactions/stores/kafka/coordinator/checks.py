@@ -86,7 +86,9 @@ class Liveness:
             return bool(answer.result().members)
         if not isinstance(error, KafkaException) or code_of(error) == KafkaError.GROUP_ID_NOT_FOUND:
             return False if isinstance(error, KafkaException) else None
-        self._context.lacks(error, "it is not known whether a producer can be asked, so that none is", right)
+        self._context.note_missing_right(
+            error, "it is not known whether a producer can be asked, so that none is", right
+        )
         return None
 
 

@@ -267,8 +267,10 @@ class KafkaCoordinator(StoreCoordinator):
         # In pieces of what one Kafka transaction settles: what is read beyond that waits here instead of in the logs.
         limit, owned = self._engine.decisions, self._membership.owned.values()
         undecided = sum(len(p.state.pending) - len(p.state.queue.all) for p in owned)
-        for_halves = any(p.feed.waiting for p in owned)
-        records = self._membership.logs.read(timeout_s, limit, for_halves=for_halves, full=undecided >= 2 * limit)
+        waits_for_halves = any(p.feed.waiting for p in owned)
+        records = self._membership.logs.read(
+            timeout_s, limit, waits_for_halves=waits_for_halves, has_enough_halves=undecided >= 2 * limit
+        )
         with collection_put_off():
             self._feed(records, time.monotonic())
 
@@ -279,19 +281,19 @@ class KafkaCoordinator(StoreCoordinator):
             partition = owned.get(message.partition() or 0)
             if error is not None:
                 topic = message.topic() or half_topic
-                if not self._context.may_not_read(error, f"the log {topic} cannot be read", topic):
+                if not self._context.note_unreadable(error, f"the log {topic} cannot be read", topic):
                     text = "the half and op logs cannot be read: %s; trying again"
                     self._context.ration.warn("read", text, reason(error))
                 if kind_of(error) is ErrorKind.OUT_OF_RANGE and partition is not None:
                     # The reader stands still: the log does not have the next offset.
                     partition.give_up(f"{message.topic()} does not have the offset that is read next")
             elif partition is not None and message.topic() == half_topic:
-                partition.feed.half(message, now)
+                partition.feed.take_half(message, now)
             elif partition is not None:
-                partition.feed.op(message, now)
+                partition.feed.take_op(message, now)
         for number, partition in owned.items():
             partition.note_progress(now)
-            self._membership.logs.bound(number, partition.feed.waiting)
+            self._membership.logs.limit_waiting(number, partition.feed.waiting)
         self._payloads.poll(owned, now)
 
     def _end(self) -> None:

@@ -85,7 +85,7 @@ class HalfPartition(Backlog):
 
     def note_progress(self, now: float) -> None:
         """Look how far reading came, and what time it is. Called between records, never within one."""
-        self.feed.go_on()
+        self.feed.decide_waiting()
         if (revision := self.clock.revision) != self._clock_revision:
             self._clock_revision = revision
             self._bring_births_back(self.clock.now_ms(now))
@@ -237,7 +237,7 @@ class HalfPartition(Backlog):
         batch.log_ids, batch.discarded_to = encode_ids(self.ids), self._topics.discarded
         return batch
 
-    def looked_at(self, bounds: Mapping[str, tuple[int, int]], ops_read_to: int) -> None:
+    def take_bounds(self, bounds: Mapping[str, tuple[int, int]], ops_read_to: int) -> None:
         """Take in where the logs begin and end, asked for when the op log had been read to an offset.
 
         What the done log says of halves and ops is needed as long as those are there: without committed positions they

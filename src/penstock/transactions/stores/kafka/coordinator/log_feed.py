@@ -1,11 +1,11 @@
-"""The half and op logs of half partitions, as they are read: records in, to the state machines and their checks.
+"""Reads the half and op logs and feeds their records to the state machines of half partitions.
 
-Each kind of log has a consumer of its own, for neither may run far ahead of the other. Halves far ahead of the
-decisions on them would fill the memory while nothing of them can be published; so would decisions ahead of them.
-One consumer of both hands out whatever was fetched first, which under load was the halves.
+Each log has a consumer of its own, because neither log may be read far ahead of the other: halves without their
+decisions would fill the memory while nothing can be published, and so would decisions without their halves. A common
+consumer returns the records that were fetched first: under load these were the halves.
 
-Decisions take effect in the order of the op log. One that names a half which was not read yet waits, and all after it,
-until the half is there or cannot come.
+Decisions take effect in the order of the op log. If a decision names an unread half, it waits, and all decisions after
+it, until the half is read or cannot come.
 """
 
 from __future__ import annotations
@@ -32,45 +32,45 @@ from penstock.transactions.wire.half import Half, decode_half
 from penstock.transactions.wire.ops import DECISION_BYTES, Op, Verdict, decode_ops
 from penstock.transactions.wire.topics import StoreTopics
 
-#: How large op records are taken for before one was seen: the first comes alone.
+#: The assumed size of op records until the first one is read: the first read takes one record.
 _FIRST_OP_BYTES = 1 << 20
-#: Op records of a partition that may wait for a half before no more are read: the leader of its log may be away for
-#: long, and they would fill the memory.
+#: Op records of a partition that may wait for a half; then reading ops pauses. The leader of the half log may be away
+#: for long, and they would fill the memory.
 _WAITING = 20_000
 
 
 class LogReader:
     """Reads both logs. Used by the coordinator's thread.
 
-    The consumers that `make` returns must not choose a new offset by themselves (`auto.offset.reset=error`): a log that
-    is not as it was would be read past in silence.
+    The consumers of `make` need `auto.offset.reset=error`: otherwise they would silently skip lost records of a
+    replaced or truncated log.
     """
 
     def __init__(self, make: Callable[[], Consumer], topics: StoreTopics) -> None:
         self._half, self._op = topics.half, topics.op
         self._halves = make()
         self._ops = make()
-        # Mean size of op records, as it was last seen: nearly all are one decision, or many of a fixed size.
+        # The mean size of the op records read last: a record has one decision, or many of a fixed size.
         self._op_bytes = _FIRST_OP_BYTES
-        # Offset of the next op, by partition; and partitions whose ops are not read on.
+        # The next op offset by partition, and the partitions whose ops are paused.
         self._next_op: dict[int, int] = {}
         self._paused: set[int] = set()
 
     def add(self, number: int, half_position: int, op_position: int) -> None:
-        """Read the logs of a partition, too, from these offsets."""
+        """Start to read the logs of a partition at these offsets."""
         self._halves.incremental_assign([TopicPartition(self._half, number, half_position)])
         self._ops.incremental_assign([TopicPartition(self._op, number, op_position)])
         self._next_op[number] = op_position
 
     def remove(self, number: int) -> None:
-        """Read the logs of a partition no more."""
-        self.bound(number, 0)
+        """Stop reading the logs of a partition."""
+        self.limit_waiting(number, 0)
         self._halves.incremental_unassign([TopicPartition(self._half, number)])
         self._ops.incremental_unassign([TopicPartition(self._op, number)])
         del self._next_op[number]
 
-    def bound(self, number: int, waiting: int) -> None:
-        """Read no more ops of a partition while so many of them wait for halves that it is enough."""
+    def limit_waiting(self, number: int, waiting: int) -> None:
+        """Pause the op log of a partition while too many of its records wait for halves."""
         if waiting >= _WAITING and number not in self._paused:
             self._paused.add(number)
             self._ops.pause([TopicPartition(self._op, number)])
@@ -83,16 +83,18 @@ class LogReader:
         self._halves.close()
         self._ops.close()
 
-    def read(self, timeout_s: float, most: int, *, for_halves: bool, full: bool) -> Iterable[Message]:
-        """Return records that are there, halves first: about as many halves as decisions, `most` of each.
+    def read(
+        self, timeout_s: float, limit: int, *, waits_for_halves: bool, has_enough_halves: bool
+    ) -> Iterable[Message]:
+        """Return fetched records, halves first: about as many halves as decisions, up to `limit` of each.
 
-        What is waited for is a decision, for a half without one is nothing to do; `for_halves`: or a half, for there
-        are decisions that were fetched before theirs. `full`: no halves are wanted as long as there are decisions.
+        It waits for decisions: a half without a decision needs no work. If decisions wait for their halves
+        (`waits_for_halves`), it waits for halves. If it `has_enough_halves`, it reads none while there are decisions.
         """
-        halves = take(self._halves, timeout_s, most) if for_halves else []
-        ops = self._read_ops(0 if for_halves else timeout_s, most)
-        if not for_halves and not (full and (ops or self._has_more_ops())):
-            halves = take(self._halves, 0, most)
+        halves = take(self._halves, timeout_s, limit) if waits_for_halves else []
+        ops = self._read_ops(0 if waits_for_halves else timeout_s, limit)
+        if not waits_for_halves and not (has_enough_halves and (ops or self._has_more_ops())):
+            halves = take(self._halves, 0, limit)
         return chain(halves, ops)
 
     def _read_ops(self, timeout_s: float, decisions: int) -> list[Message]:
@@ -105,35 +107,34 @@ class LogReader:
         return ops
 
     def _has_more_ops(self) -> bool:
-        """Tell whether an op log goes on behind what was read, even if it has not come yet, or its leader is away."""
-        return any(self._known_end(self._ops, self._op, number) > at for number, at in self._next_op.items())
-
-    @staticmethod
-    def _known_end(reader: Consumer, topic: str, number: int) -> int:
-        return reader.get_watermark_offsets(TopicPartition(topic, number), cached=True)[1]
+        """Return whether an op log has unread records, even if they are not fetched yet or its leader is away."""
+        return any(
+            self._ops.get_watermark_offsets(TopicPartition(self._op, number), cached=True)[1] > offset
+            for number, offset in self._next_op.items()
+        )
 
 
 _log = logging.getLogger("penstock.transactions")
 
-#: Seconds after which it is asked whether a half can come that an op record waits for: whoever decided knew that it was
-#: stored, so nearly always it comes with the next fetch.
+#: Seconds that an op record waits for a half before the end of the half log is looked up. A producer decides only after
+#: its half is stored, so the half nearly always comes with the next fetch.
 _HALF_OVERDUE_AFTER_S = 0.1
-#: Seconds for which an end of the half log says that all of it was read.
+#: Seconds for which a known end of the half log counts as its current end.
 _LOG_END_VALID_S = 30.0
-#: Topics that are remembered as targets; forged halves may name any.
+#: The size of the cache of target topics: forged halves may name any number of topics.
 _TARGETS = 1_024
 
-# Members of enumerations are slow to look up, and this is the way of every decision.
+# Enum members are slow to look up, and this code runs for every decision.
 _TICK = Verdict.TICK
 
 
 class _OpRecord(NamedTuple):
-    """A record of the op log, read.
+    """A decoded record of the op log.
 
     Attributes:
-        ops: its decisions, or why it is refused.
-        needs: the last half that its decisions name.
-        since: when it was read, in monotonic seconds.
+        ops: its decisions, or the error of an invalid record.
+        needs: the highest half offset in its decisions.
+        since: the time of reading, in monotonic seconds.
     """
 
     offset: int
@@ -157,21 +158,22 @@ class LogFeed:
         self._state = state
         self._plan = plan
         self._counts, self._log, self._clock = context.counts, context.ration, context.clock
-        # Nearly all halves are for few topics.
+        # Cached: most halves have the same few targets.
         self._may_publish_to = lru_cache(maxsize=_TARGETS)(context.topics.may_publish_to)
-        # Logs of which it was said that producers stamp their records.
+        # Logs for which the warning about producers' time stamps was logged.
         self._stamped: set[str] = set()
-        # Append time, when it was read, and what that came to, of the last record: those of one batch share it.
+        # Cache of the last append time: the append time, the time of reading, and the result. Records of a batch share
+        # them.
         self._appended = -1, 0.0, 0
         #: Append times of the newest op and half that were read, in the broker's milliseconds.
         self.ops_read_to_ms = self.halves_read_to_ms = 0
-        # Op records fetched before a half they name, and all after them: decisions take effect in their order.
+        # Op records that wait for a half, and all op records after them.
         self._waiting: deque[_OpRecord] = deque()
-        # The end of the half log, and when it was asked for, in monotonic seconds.
+        # The end of the half log, and the monotonic second of its request.
         self._half_end, self._half_end_asked = 0, float("-inf")
 
-    def half(self, message: Message, now: float) -> None:
-        """Take a record of the half log in; it was read at `now`, in monotonic seconds."""
+    def take_half(self, message: Message, now: float) -> None:
+        """Process a record of the half log, read at `now` in monotonic seconds."""
         offset, birth_ms = message.offset() or 0, self._append_ms("half", message, now)
         self.halves_read_to_ms = birth_ms
         state = self._state
@@ -188,7 +190,7 @@ class LogFeed:
             return
         pending = state.add_half(offset, half, birth_ms)
         if isinstance(pending, Pending):
-            # Of the halves of one transaction the first and the last say when it is checked.
+            # The check time of a transaction follows from its first half, and from the last one that completes it.
             if pending.parts is None or pending.offset == offset or pending.is_complete:
                 self._plan.add(pending)
         elif pending is not None:
@@ -196,8 +198,8 @@ class LogFeed:
         if state.held:
             self.judge_held(half.transaction_id)
 
-    def op(self, message: Message, now: float) -> None:
-        """Take a record of the op log in; it was read at `now`, in monotonic seconds."""
+    def take_op(self, message: Message, now: float) -> None:
+        """Process a record of the op log, read at `now` in monotonic seconds."""
         offset, appended_ms = message.offset() or 0, self._append_ms("op", message, now)
         ops: list[Op] | MessageFormatError
         try:
@@ -212,7 +214,7 @@ class LogFeed:
             self._decide(record)
 
     def _append_ms(self, log: str, message: Message, now: float) -> int:
-        """Return when a record was appended, by the broker's clock; where a producer stamped it, when it was read."""
+        """Return the append time by the broker's clock; for a producer's time stamp, the time of reading."""
         kind, time_ms = message.timestamp()
         if kind == TIMESTAMP_LOG_APPEND_TIME:
             last_ms, at, broker_ms = self._appended
@@ -224,8 +226,8 @@ class LogFeed:
         if log not in self._stamped:
             self._stamped.add(log)
             _log.warning(
-                "the %s log of partition %d has records with their producers' time, from offset %d on: they count as "
-                "of when they are read; set message.timestamp.type=LogAppendTime on the topic",
+                "the %s log of partition %d has records with their producers' time, from offset %d on: the time of "
+                "reading is used instead; set message.timestamp.type=LogAppendTime on the topic",
                 log,
                 self._number,
                 message.offset() or 0,
@@ -234,11 +236,11 @@ class LogFeed:
 
     @property
     def waiting(self) -> int:
-        """How many op records wait for halves."""
+        """The number of op records that wait for halves."""
         return len(self._waiting)
 
     def _decide(self, record: _OpRecord) -> None:
-        """Let the decisions of an op record take effect."""
+        """Apply the decisions of an op record."""
         offset, appended_ms, ops, _, _ = record
         self.ops_read_to_ms = appended_ms
         state = self._state
@@ -261,11 +263,11 @@ class LogFeed:
         self._counts.answered_checks += state.answers - answers
 
     def _count_lost(self, log: str, expected: int, offset: int) -> None:
-        """Tell of a gap: nothing but a deletion leaves one, for no Kafka transaction writes to these logs."""
+        """Count and log a gap. Only a deletion leaves one: no Kafka transaction writes markers into these logs."""
         if offset > expected:
             self._counts.lost += offset - expected
             _log.error(
-                "%s partition %d: records %d to %d were deleted before they were read: what they said is lost; check "
+                "%s partition %d: records %d to %d were deleted before they were read: their content is lost; check "
                 "the retention of the store's topics, and who deletes from them",
                 log,
                 self._number,
@@ -285,38 +287,38 @@ class LogFeed:
             raise MessageFormatError(f"an op record for half partition {ops[0].half_partition} that is not its own")
         return ops
 
-    def go_on(self) -> None:
-        """Let decisions take effect whose halves are there by now, or cannot come."""
+    def decide_waiting(self) -> None:
+        """Apply waiting decisions whose halves are read now, or cannot come."""
         waiting = self._waiting
         while waiting and self._has_halves(waiting[0]):
             self._decide(waiting.popleft())
 
     def _has_halves(self, record: _OpRecord) -> bool:
-        """Tell whether the halves that an op record names were read, or cannot come.
+        """Return whether the halves of an op record are read, or cannot come.
 
-        A half is stored before its decision is written: what lies at or past an end that was asked for after the
-        decision was read was never stored. As long as that is not known, as when the leader of the half log does not
-        answer, the record waits, and all behind it: else later decisions of its key would pass it.
+        A half is stored before its decision is written. So if the end of the half log was requested after the decision
+        was read, a half at or past this end was never stored. Until that is known (the leader of the half log may not
+        answer) the record waits, and all records after it: otherwise later decisions of its key would overtake it.
         """
         if record.needs < self._state.half_position:
             return True
         return self._half_end_asked >= record.since and self._half_end <= record.needs
 
-    def wants_look(self, now: float) -> bool:
-        """Tell whether something waits for a look at the half log: can a half come that was not read."""
+    def wants_half_end(self, now: float) -> bool:
+        """Return whether a decision needs the end of the half log: can its unread half still come?"""
         waiting = self._waiting
         return bool(waiting) and self._half_end_asked < waiting[0].since <= now - _HALF_OVERDUE_AFTER_S
 
     def learn_half_end(self, end: int, asked: float) -> None:
-        """Take in the end of the half log, as it was asked for at `asked`, in monotonic seconds."""
+        """Set the end of the half log, as requested at `asked`, in monotonic seconds."""
         self._half_end, self._half_end_asked = end, asked
 
     def is_at_end(self, now: float) -> bool:
-        """Tell whether all halves were read that were stored until a moment ago."""
+        """Return whether all halves are read that were stored until a moment ago."""
         return now - self._half_end_asked < _LOG_END_VALID_S and self._half_end <= self._state.half_position
 
     def judge_held(self, transaction_id: str) -> None:
-        """Have the decisions judged that were held: a half of their transaction came, or what was under way ended."""
+        """Judge the held decisions of a transaction, after one of its halves came or its Kafka transaction ended."""
         for op_offset, refusal in self._state.judge_held(transaction_id):
             self._refuse(transaction_id, op_offset, refusal)
 

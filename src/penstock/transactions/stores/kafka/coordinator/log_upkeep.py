@@ -89,7 +89,7 @@ class LogUpkeep:
         self._take_deletion()
         look = self._looking
         if look is None:
-            is_wanted = any(partition.feed.wants_look(now) for partition in owned.values())
+            is_wanted = any(partition.feed.wants_half_end(now) for partition in owned.values())
             if owned and now - self._asked_at >= (_WAITED_FOR_INTERVAL_S if is_wanted else UPKEEP_S):
                 self._asked_at = now
                 self._looking = self._ask(owned, now)
@@ -150,7 +150,7 @@ class LogUpkeep:
             if HALF in found:
                 partition.feed.learn_half_end(found[HALF][1], look.asked_at)
             if self._are_intact(asked, found, ids) and len(found) == len(LOGS):
-                partition.looked_at(found, asked.positions[OP])
+                partition.take_bounds(found, asked.positions[OP])
                 unneeded += [
                     TopicPartition(self._names[log], number, point)
                     for log, point in asked.points.items()
@@ -203,6 +203,6 @@ class LogUpkeep:
         for place, refusal in failed.items():
             topic = place.topic
             what = f"topic {topic} cannot be truncated, so that what is settled stays in it and it grows"
-            if not self._context.lacks(refusal, what, topic_right(Operation.DELETE, topic)):
+            if not self._context.note_missing_right(refusal, what, topic_right(Operation.DELETE, topic)):
                 text = "%s:%d cannot be truncated below offset %d: %s; what is settled stays in it; trying again"
                 self._ration.warn(f"truncate {topic}", text, topic, place.partition, place.offset, reason(refusal))

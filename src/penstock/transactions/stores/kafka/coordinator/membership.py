@@ -125,7 +125,9 @@ class Membership:
             self._shut_out(f"the coordinator is shut out of {self._topics.coordinators}: {reason(error)}")
             return
         if error is not None:
-            self._context.may_not_read(error, f"no partitions of {self._topics.half} are to be had", self._topics.half)
+            self._context.note_unreadable(
+                error, f"no partitions of {self._topics.half} are to be had", self._topics.half
+            )
         for number, recovered in self.recoveries.found(time.monotonic()):
             self.owned[number] = HalfPartition(self._context, number, recovered)
             self.logs.add(number, recovered.starts[HALF], recovered.starts[OP])

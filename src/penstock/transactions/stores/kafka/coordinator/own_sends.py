@@ -119,7 +119,7 @@ class OwnSends:
         except StoppedError:
             return False
         except KafkaException as error:
-            if not self._context.lacks(error, self._lacking[topic], topic_right(Operation.WRITE, topic)):
+            if not self._context.note_missing_right(error, self._lacking[topic], topic_right(Operation.WRITE, topic)):
                 raise
             return False
 
@@ -131,7 +131,7 @@ class OwnSends:
         if error is None:
             self._context.rights.granted(right)
             stored(message)
-        elif not self._context.lacks(error, self._lacking[topic], right) and error.code() not in _CUT_OFF:
+        elif not self._context.note_missing_right(error, self._lacking[topic], right) and error.code() not in _CUT_OFF:
             self._report_not_stored(topic, what, error)
 
     def _report_not_stored(self, topic: str, what: str, error: KafkaError) -> None:

@@ -1,9 +1,9 @@
-"""What the owner of a half partition starts from, of positions and of what the done log says. Pure.
+"""The start state of a half partition: computed from committed positions and the done log. Pure.
 
-First of all: are the logs still those that the committed positions belong to? A topic that was deleted and made again
-begins at offset 0, and may have grown past an old position by the time somebody looks: so the ids of the three topics
-are committed with each position. The broker forgets the positions of a topic that is deleted, which is why each of the
-three positions has the ids of all. With the position of the half log stands who committed it, by transactional ids.
+A position is valid only for the topic it was committed for. A topic that was deleted and created again begins at offset
+0, and may have grown past an old position before anyone looks. So the topic ids are committed with each position. The
+broker forgets the positions of a deleted topic, so each of the three positions has the ids of all three topics. The
+position of the half log also names its committer, by transactional ids.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from penstock.transactions.wire.topics import StoreTopics
 
 _log = logging.getLogger("penstock.transactions")
 
-#: Names of the logs of a half partition, as they are committed with positions.
+#: The logs of a half partition, by their names in the metadata of positions.
 HALF, OP, DONE = "half", "op", "done"
 LOGS = (HALF, OP, DONE)
-#: Transactional ids that are read with a position: more are not written by any version.
+#: At most this many transactional ids are read from a position: no version writes more.
 _NAMES = 8
 
 
 class Fate(Enum):
-    """What became of a log since it was read."""
+    """A log's change since it was read."""
 
-    INTACT = "as it was"
-    CUT = "records were deleted that were needed"
-    REPLACED = "it was deleted and made again, or its end was cut off"
+    INTACT = "unchanged"
+    CUT = "needed records were deleted"
+    REPLACED = "it was deleted and created again, or its end was truncated"
 
 
 class Committed(NamedTuple):
-    """How far a log was read, where it begins and ends now, and the topic ids that were committed with the position.
+    """A committed position of a log, the log's current bounds, and the topic ids committed with the position.
 
-    The position is the next offset to be read, or None where none is written down; of the done log, the lowest needed.
+    The position is the next offset to read, or None if none is committed; for the done log, the lowest needed offset.
     """
 
     position: int | None
@@ -52,34 +52,36 @@ class Committed(NamedTuple):
     ids: Mapping[str, str]
 
     def fate(self, *, is_other: bool) -> Fate:
-        """Tell what became of the log; `is_other`: it is known to be another one."""
+        """Return the log's change; `is_other`: another topic id shows that it was replaced."""
         position = self.low if self.position is None else self.position
         if is_other or position > self.end:
             return Fate.REPLACED
         return Fate.CUT if position < self.low else Fate.INTACT
 
     def explained(self, log: str, place: str, fate: Fate) -> str:
-        """Say what became of the log, what that means, and what to do; `place` is its topic and partition."""
+        """Return the change, its consequence and the next step as text; `place` is its topic and partition."""
         known = "" if self.position is None else f" (it was known to offset {self.position})"
-        what = f" was deleted and made again, or its end was cut off{known}; it goes from {self.low} to {self.end} now."
+        what = (
+            f" was deleted and made again, or its end was cut off{known}; it has offsets {self.low} to {self.end} now."
+        )
         if fate is Fate.CUT:
-            what = f": records below offset {self.low} were deleted by somebody else, and were needed{known}."
+            what = f": records below offset {self.low} were deleted by another client, and were needed{known}."
         return f"{place}{what} {_MEANS[log]} Check the retention of the topic, and who may delete it or from it."
 
 
 _MEANS = {
     HALF: (
-        "Transactions whose halves lay there and were not read, or not written down in the done log, are gone, "
-        "acknowledged ones among them: send them again. All that lies there now is read."
+        "Transactions whose halves were there and were not read, or not saved in the done log, are lost, also "
+        "acknowledged ones: send them again. All records there now are read."
     ),
     OP: (
-        "Decisions that lay there and were not read, or had not taken effect, are gone: the producers of their "
-        "transactions are asked. All that lies there now is read."
+        "Decisions that were there and were not read, or had not taken effect, are lost: the producers of their "
+        "transactions are checked. All records there now are read."
     ),
     DONE: (
-        "What it said of settled transactions is gone: those whose halves or decisions lie above the committed "
-        "positions may be published a second time by whoever starts from there, and delayed or undecided ones that "
-        "only it held are gone. Compare what consumers got, by key or transaction."
+        "Its records of settled transactions are lost: those with halves or decisions above the committed positions "
+        "may be published a second time. Delayed or undecided transactions that only this log held are lost. Compare "
+        "what consumers received, by key or transaction."
     ),
 }
 
@@ -90,23 +92,23 @@ def names_of(topics: StoreTopics) -> dict[str, str]:
 
 
 def encode_ids(ids: Mapping[str, str]) -> str:
-    """Return what is committed with a position: topic ids by log, without those that are not known."""
+    """Return the metadata of a position: the known topic ids by log."""
     return " ".join(f"{log}={ids[log]}" for log in LOGS if log in ids)
 
 
 def decode_ids(metadata: str | None) -> dict[str, str]:
-    """Return the topic ids that were committed with a position, by log. What is none of them is left out."""
+    """Return the topic ids in the metadata of a position, by log; other words are ignored."""
     pairs = (word.partition("=") for word in (metadata or "").split(" "))
     return {name: topic_id for name, _, topic_id in pairs if name in LOGS and topic_id}
 
 
 def committed_at(place: TopicPartition, low: int, end: int) -> Committed:
-    """Return a committed position as the client library tells it, with the bounds of its log."""
+    """Return the client library's committed position with the bounds of its log."""
     return Committed(None if place.offset == OFFSET_INVALID else place.offset, low, end, decode_ids(place.metadata))
 
 
 def log_positions(topics: StoreTopics, batches: Mapping[int, CommitBatch], ids: Sequence[str]) -> list[TopicPartition]:
-    """Return the positions of a common Kafka transaction, with the transactional ids of who commits them."""
+    """Return the positions that one Kafka transaction commits, with the transactional ids of the committer."""
     claim = " ".join(ids)
     positions: list[TopicPartition] = []
     for number, batch in batches.items():
@@ -118,18 +120,18 @@ def log_positions(topics: StoreTopics, batches: Mapping[int, CommitBatch], ids: 
 
 
 def decode_claim(topics: StoreTopics, claim: str | None) -> list[str]:
-    """Return the ids that were committed with a position. What is no id of a coordinator of this store is left out."""
+    """Return the transactional ids in the metadata of a position; only ids of this store's coordinators."""
     begin = f"{topics.coordinators}."
     return [name for name in (claim or "").split(" ") if name.startswith(begin)][:_NAMES]
 
 
 def known_ids(committed: Mapping[str, Committed]) -> dict[str, str]:
-    """Return the topic ids of the logs that were read. All positions are written together, with the ids of all logs."""
+    """Return the topic ids of the logs that were read. All positions are committed together, with all ids."""
     return {log: topic_id for found in committed.values() for log, topic_id in found.ids.items()}
 
 
 def fates_of(committed: Mapping[str, Committed], ids: Mapping[str, str]) -> dict[str, Fate]:
-    """Tell what became of the three logs of a half partition, by the topic ids of the logs as they are now."""
+    """Return the change of each log of a half partition; `ids` are the current topic ids."""
     were = known_ids(committed)
     return {
         log: found.fate(is_other=log in were and ids.get(log, were[log]) != were[log])
@@ -139,10 +141,7 @@ def fates_of(committed: Mapping[str, Committed], ids: Mapping[str, str]) -> dict
 
 @dataclass(frozen=True, slots=True)
 class DoneRead:
-    """What was read of the done log of one half partition, to where it ended.
-
-    Records have their offsets; of those that do not read there is the offset alone.
-    """
+    """The done log of one half partition up to `end`: records with offsets, and offsets of unreadable records."""
 
     end: int
     records: list[tuple[int, Done]]
@@ -150,27 +149,27 @@ class DoneRead:
 
     @property
     def notes(self) -> list[Note]:
-        """Ends and counts, in their order."""
+        """Ends of transactions and counts of checks, in log order."""
         return [note for _, record in self.records for note in record.notes]
 
     @property
     def snapshots(self) -> list[tuple[int, Snapshot]]:
-        """Transactions that are pending still and written down whole."""
+        """Snapshots of transactions that are still pending."""
         return live_snapshots(self.records)
 
 
 @dataclass(frozen=True, slots=True)
 class RecoveredPartition:
-    """What the owner of a half partition starts from.
+    """The start state of a half partition.
 
     Attributes:
-        state: with all that the done log says; it is fed the half and op logs from their positions there.
-        starts: by log, from where it is read; of the done log, below which it is known not to be needed.
-        ends: where the logs ended when it was recovered.
-        known: the end of the done log, with positions above all that it speaks of.
-        ids: topic ids of the three logs, as far as they are known.
-        lost: records that are gone and were not read, at least.
-        forged: how many records and snapshots of the done log are none that count.
+        state: has the content of the done log; the half and op logs are fed to it from its positions.
+        starts: the offset by log to read from; for the done log, the lowest needed offset.
+        ends: the ends of the logs at recovery.
+        known: the end of the done log, with half and op positions above all that it mentions.
+        ids: the known topic ids of the three logs.
+        lost: the least number of records that were deleted before they were read.
+        forged: records and snapshots of the done log that are invalid.
     """
 
     state: PartitionState
@@ -185,13 +184,13 @@ class RecoveredPartition:
 def recovered_partition(
     topics: StoreTopics, number: int, committed: Mapping[str, Committed], ids: Mapping[str, str], done: DoneRead
 ) -> RecoveredPartition:
-    """Return what a half partition starts from; a log that is not as it was is named in an error line.
+    """Return the start state of a half partition; log an error for each changed log.
 
-    `committed` is how far the logs were read, and `ids` are those of the topics as they are now, each by log.
+    `committed` are the positions and `ids` the current topic ids, each by log.
 
-    Where the half or op log is not as it was, both are read from where they begin: decisions on new halves may have
-    been read, and refused as unknown. What is settled the done log tells wherever reading begins. Where that one is not
-    as it was, what it said is gone, and reading goes on.
+    If the half or op log has changed, both are read from their beginnings: decisions on new halves may have been read
+    and refused as unknown. The done log names settled transactions wherever reading begins. If the done log has
+    changed, its content is lost, and reading continues at the positions.
     """
     fates, lost = fates_of(committed, ids), 0
     for log, fate in fates.items():
@@ -200,7 +199,7 @@ def recovered_partition(
             lost += found.low - found.position if fate is Fate.CUT and found.position is not None else 1
             _log.error("%s", found.explained(log, f"{names_of(topics)[log]}:{number}", fate))
     notes, snapshots = done.notes, done.snapshots
-    # What it says of a log that is gone would be taken for the new one: offsets begin again there.
+    # Its offsets in a replaced log are void: offsets of the new log begin at 0 again.
     if fates[HALF] is Fate.REPLACED:
         notes = [note._replace(half_offset=-1) for note in notes]
     if fates[OP] is Fate.REPLACED:
@@ -212,15 +211,15 @@ def recovered_partition(
         for log, found in committed.items()
     }
     ends = {log: found.end for log, found in committed.items()} | {DONE: done.end}
-    # Whatever notes of strangers say, nothing lies above the ends.
+    # Forged notes may name any offset; nothing lies above the ends.
     halves = min(max((note.half_offset for note in notes), default=-1) + 1, ends[HALF])
     ops = min(max((note.op_offset for note in notes), default=-1) + 1, ends[OP])
     state = PartitionState(starts[HALF], starts[OP])
     allowed = [(place, it) for place, it in snapshots if _may_restore(topics, it)]
     if refused := len(snapshots) - len(allowed):
         text = (
-            "%s:%d: %d transactions that it holds whole are refused: they are addressed to a topic of the store or of "
-            "Kafka itself; see who may write to it"
+            "%s:%d: %d snapshots of transactions are refused: their target is a topic of the store or of Kafka itself; "
+            "check who may write to this topic"
         )
         _log.warning(text, topics.done, number, refused)
     state.remember(notes, allowed)
@@ -231,5 +230,5 @@ def recovered_partition(
 
 
 def _may_restore(topics: StoreTopics, snapshot: Snapshot) -> bool:
-    """Tell whether a snapshot may be published: its halves are judged as those of the half log are."""
+    """Return whether a snapshot may be published: the rule for halves of the half log holds for its halves, too."""
     return all(topics.may_publish_to(stored.half.topic) for stored in snapshot.halves)

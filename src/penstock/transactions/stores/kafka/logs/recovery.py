@@ -1,21 +1,23 @@
-"""Recovery of half partitions: where to read on, and what was settled above that point.
+"""Recovery of half partitions: from which offsets to read, and what is settled above them.
 
-Whether the logs are still those that were read is asked first of all: where one was deleted and made again, or cut,
-reading begins at the start of the logs, and what that means is logged and counted.
+The order matters:
 
-The order matters. First the committed positions, read as a read_committed client: the broker answers only once a
-predecessor's transaction that touched them has ended, and any that comes later is refused, for its group generation is
-past. A transaction that does not end by itself, here or in the done log, is ended under its owner's name, which is
-committed with the position, rather than waited for until it times out: initialising a producer of that id ends what is
-open and fences the former one. Where that one was alive after all, it loses one Kafka transaction, learns from the done
-log what became of it, and goes on. Then the done log to its end, and that is where the log ended *before* reading, not
-where readers of committed records may read to now: markers of a transaction may reach `done` after they reached the
-positions. What is found above the half checkpoint is all that was ever settled there.
+1. The topic ids. If a log was deleted and created again, or truncated, reading begins at the start of the logs. The
+   consequence is logged and counted.
+2. The committed positions, read as a read_committed client. The broker answers only after each predecessor's
+   transaction on them has ended. It refuses later ones: their group generation is old.
+3. The done log, up to the end that it had *before* reading. The last stable offset is not enough: transaction markers
+   may reach `done` after they reached the positions. The records above the half checkpoint name all that was ever
+   settled there.
 
-Since a predecessor's transaction may be waited for, and the other partitions shall not wait for it, each attempt has a
-disposable thread and clients of its own. One that makes no step for long is abandoned and another begins; one that
-failed begins again after a moment. What an attempt found counts as long as its partitions were not revoked since, also
-if they came back: then there is another attempt for them.
+A predecessor's transaction may not end by itself, in 2 or in 3. Then recovery ends it instead of waiting for its
+time-out: it initialises a producer with the predecessor's transactional id, which is committed with the position. This
+fences the former producer. If that one was alive, it loses one Kafka transaction, reads its result in the done log, and
+continues.
+
+Other partitions do not wait for a predecessor's transaction: each attempt has a disposable thread and clients of its
+own. An attempt that makes no step for long is abandoned and replaced; a failed one is repeated after a moment. A result
+is valid only while its assignment lasts: a partition that was revoked and came back has another attempt.
 """
 
 from __future__ import annotations
@@ -57,23 +59,29 @@ _log = logging.getLogger("penstock.transactions")
 _ANSWER_S = 10.0
 _COORDINATOR_S = 2.0
 _POLL_S = 0.1
-#: Seconds for which a predecessor that may be alive is left to end its transaction by itself.
+#: Seconds in which a live predecessor may end its transaction by itself.
 _PREDECESSOR_GRACE_S = 1.0
-#: Seconds after which a transaction that holds positions has to have ended by its time limit, with room for the
-#: broker's own round of looks; it is said then that it does not.
+#: Seconds after which the broker must have aborted a transaction that holds positions: its time limit plus the broker's
+#: own check interval. After that, a warning is logged.
 _OPEN_TRANSACTION_WARNING_AFTER_S = 25.0
-#: Seconds for the call that ends a transaction, and for all that it takes.
+_HELD = (
+    "positions of %s in half partitions %s cannot be read: no broker returns them, or a Kafka transaction that should "
+    "have timed out holds them back; decided transactions wait there. If the brokers are well, one of them has lost a "
+    "transaction's end: `kafka-transactions.sh find-hanging --broker-id N` names it, and `kafka-transactions.sh abort` "
+    "ends it (KAFKA-20734 is one cause)"
+)
+#: Seconds for the call that ends a transaction, and for all steps around it.
 _INIT_TIMEOUT_S = 6.0
 _FENCING_BUDGET_S = 8.0
 
-#: Called at each step with what is done next; it raises `StoppedError` once nobody wants to know any more.
+#: Called with the name of each step before the step. It raises `StoppedError` when the coordinator stops.
 Step = Callable[[str], object]
 
 
 class RecoveryReader:
-    """Reads positions and done logs, with short-lived consumers of its own. Thread-safe: calls share nothing.
+    """Reads positions and done logs with short-lived consumers. Thread-safe: calls share nothing.
 
-    `own_ids` returns the transactional ids of this coordinator's own producers: they are not shut out.
+    `own_ids` returns the transactional ids of this coordinator's producers: it does not fence them.
     """
 
     def __init__(self, context: CoordinatorContext, own_ids: Callable[[], Sequence[str]]) -> None:
@@ -87,15 +95,15 @@ class RecoveryReader:
         self._unreadable = f"it cannot be read how far the transactions of {self._topics.prefix} are settled"
 
     def recover(self, partitions: Iterable[int], step: Step) -> dict[int, RecoveredPartition]:
-        """Return what the new owner of half partitions starts from; waits for a predecessor's transaction to end.
+        """Return the start state of half partitions; waits until a predecessor's transactions have ended.
 
-        `step` is called at each step. Raises `KafkaException` where a broker does not answer: try again.
+        Raises `KafkaException` if a broker does not answer: try again.
         """
         wanted = list(partitions)
         step("asking for topic ids")
         found = ask_topic_ids(self._admin, self._names.values(), _ANSWER_S).ids
         ids = {log: found[name] for log, name in self._names.items() if name in found}
-        # Transactional ids under which all was ended that they had left open.
+        # Transactional ids whose open transactions were ended.
         ended: set[str] = set()
         committed = self._committed(wanted, step, ended)
         done = self.done(wanted, {}, step, ended=ended)
@@ -110,20 +118,20 @@ class RecoveryReader:
         }
 
     def await_coordinator(self) -> None:
-        """Return once the coordinator of the group answers, or raise `KafkaException`: it does not; try again."""
+        """Return once the broker that coordinates the group answers; raise `KafkaException` if it does not."""
         with self._reader(isolation="read_uncommitted") as reader:
             try:
                 answer = reader.consumer.committed([TopicPartition(self._topics.half, 0)], _COORDINATOR_S)[0]
             except KafkaException:
-                self._look_for_right(reader.consumer)
+                self._note_group_right(reader.consumer)
                 raise
         if answer.error is not None:
             raise KafkaException(answer.error)
 
     def _committed(self, partitions: list[int], step: Step, ended: set[str]) -> dict[Place, Committed]:
-        """Return how far each log was read, and where it begins and ends."""
-        # What is tried apart moves no position but one of `discarded`, which tells that it is under way: it may have
-        # been let through before the group changed hands, and write to the done log still.
+        """Return the position and the bounds of each log."""
+        # Trials move no positions except one of `discarded`. It shows an open trial, which the broker may have accepted
+        # before the group's generation changed, and which may still write to the done log.
         topics = [*self._names.values(), self._topics.discarded]
         places = [TopicPartition(topic, p) for p in partitions for topic in topics]
         begun = time.monotonic()
@@ -140,8 +148,8 @@ class RecoveryReader:
                     self._end_predecessors(held, ended)
                     wait_until = time.monotonic() + _PREDECESSOR_GRACE_S
                     if wait_until - begun >= _OPEN_TRANSACTION_WARNING_AFTER_S:
-                        self._report_held(held)
-            # After the positions: an end that was asked for before may lie below one.
+                        self._context.ration.warn("held", _HELD, self._topics.coordinators, sorted(held))
+            # Bounds after positions: an end that was read earlier may lie below a position.
             return {
                 (place.topic, place.partition): committed_at(
                     place, *reader.consumer.get_watermark_offsets(place, _ANSWER_S)
@@ -150,22 +158,10 @@ class RecoveryReader:
                 if place.topic != self._topics.discarded
             }
 
-    def _report_held(self, partitions: Iterable[int]) -> None:
-        """Say that positions are held for longer than any transaction of ours lasts."""
-        self._context.ration.warn(
-            "held",
-            "positions of %s in half partitions %s are not to be had: no broker tells them, or a Kafka transaction "
-            "that should have timed out holds them back; what is decided there waits. If the brokers are well, one of "
-            "them has lost a transaction's end: `kafka-transactions.sh find-hanging --broker-id N` names it, and "
-            "`kafka-transactions.sh abort` ends it (KAFKA-20734 is a way into this)",
-            self._topics.coordinators,
-            sorted(partitions),
-        )
-
     def _end_predecessors(self, partitions: Iterable[int], ended: set[str]) -> None:
         """End the transactions that hold back positions or the done log."""
         try:
-            # The names are committed with half positions; a transaction holds back those of its half and its op alike.
+            # The ids are committed with half positions. A transaction holds back its half and op positions together.
             halves = [TopicPartition(self._topics.half, number) for number in partitions]
             with self._reader(isolation="read_uncommitted") as reader:
                 answers = reader.consumer.committed(halves, _ANSWER_S)
@@ -175,57 +171,57 @@ class RecoveryReader:
             _log.info("it is not known who holds back positions of %s: %s", self._topics.coordinators, reason(error))
 
     def _ask_committed(self, consumer: Consumer, places: list[TopicPartition]) -> list[TopicPartition]:
-        """Return positions, some with an error perhaps; nothing where they are not stable yet."""
+        """Return positions, which may carry errors; nothing if they are not stable yet."""
         context, group = self._context, self._topics.coordinators
         try:
             answers = consumer.committed(places, _PREDECESSOR_GRACE_S)
         except KafkaException as error:
-            if context.may_not_read(error, self._unreadable, self._topics.half):
+            if context.note_unreadable(error, self._unreadable, self._topics.half):
                 raise
-            self._look_for_right(consumer)
-            # UNSTABLE_OFFSET_COMMIT ends by itself, at the latest by the predecessor's transaction timeout.
+            self._note_group_right(consumer)
+            # UNSTABLE_OFFSET_COMMIT passes by itself, at the latest after the predecessor's transaction time-out.
             _log.info("positions of %s are not stable yet: %s", group, reason(error))
             return []
         for answer in answers:
-            if answer.error is not None and context.may_not_read(answer.error, self._unreadable, answer.topic):
+            if answer.error is not None and context.note_unreadable(answer.error, self._unreadable, answer.topic):
                 raise KafkaException(answer.error)
         return answers
 
-    def _look_for_right(self, consumer: Consumer) -> None:
+    def _note_group_right(self, consumer: Consumer) -> None:
         if is_group_forbidden(consumer):
             self._context.rights.refused(self._unreadable, group_right(self._topics.coordinators))
 
     def done(
         self, partitions: Iterable[int], starts: Mapping[int, int], step: Step, *, ended: set[str] | None = None
     ) -> dict[int, DoneRead]:
-        """Read done logs to their ends, each from its start or its beginning, waiting for open transactions to end.
+        """Read done logs from `starts`, or else from their beginnings, to their ends; waits for open transactions.
 
-        With `ended`, transactions of former owners are ended that are waited for too long, save under these ids, to
-        which theirs are added. Who was an owner before, and may not know that another one is, must not do so. `step`
-        and errors as in `recover`.
+        With `ended`, it ends transactions of former owners after a grace period, except those of these ids, and adds
+        their ids. A coordinator that owned the partitions before must not pass it: another one may own them now. For
+        `step` and errors see `recover`.
         """
         log = self._topics.done
         step(f"asking where {log} ends")
         with self._reader(isolation="read_uncommitted") as reader:
             bounds = reader.bounds(log, partitions, _ANSWER_S)
         found = {p: DoneRead(end, []) for p, (_, end) in bounds.items()}
-        # A log that ends below was made again: all that it says is read.
+        # A log that ends below its start was created again: it is read from its beginning.
         begins = {
             (log, p): low if starts.get(p, 0) > end else max(starts.get(p, 0), low) for p, (low, end) in bounds.items()
         }
         ended_at = time.monotonic()
 
-        def go_on(behind: set[Place], idle_s: float) -> None:
+        def on_step(behind: set[Place], idle_s: float) -> None:
             nonlocal ended_at
             step(f"reading {log}, in which a Kafka transaction may be open")
             if ended is not None and min(idle_s, time.monotonic() - ended_at) >= _PREDECESSOR_GRACE_S:
-                # One died between the records of its transaction and their positions, which hold nobody back.
+                # A predecessor died between the records of its transaction and its positions: only `done` shows it.
                 self._end_predecessors((partition for _, partition in behind), ended)
                 ended_at = time.monotonic()
 
         ends = {(log, p): end for p, (_, end) in bounds.items()}
         with self._reader() as reader:
-            for message in chain.from_iterable(reader.read(begins, ends, step=go_on)):
+            for message in chain.from_iterable(reader.read(begins, ends, step=on_step)):
                 partition, offset = message.partition() or 0, message.offset() or 0
                 try:
                     found[partition].records.append((offset, without_payloads(decode_done(message.value()))))
@@ -235,16 +231,16 @@ class RecoveryReader:
         return found
 
     def _not_read(self, _kind: ErrorKind, error: KafkaError, _place: Place) -> None:
-        """Raise an error of reading the done log; note it where a right is missing."""
-        self._context.may_not_read(error, self._unreadable, self._topics.done)
+        """Raise an error of reading the done log; note a missing permission."""
+        self._context.note_unreadable(error, self._unreadable, self._topics.done)
         raise KafkaException(error)
 
 
 def end_transactions(context: CoordinatorContext, ids: Iterable[str]) -> set[str]:
-    """End what was left open under transactional ids; return those under which that is done.
+    """End the open transactions of transactional ids, within a time limit; return the ids for which that worked.
 
-    Waits for no producer longer than a limit. One that is alive after all opens new transactions, but none that the
-    group lets through: to end those as well would hold up what it does for the partitions that it still has.
+    A live producer can open new transactions, but the group's generation refuses them. They are not ended again: that
+    would disturb its work on the partitions that it still owns.
     """
     calls = {
         name: BackgroundCall(f"fencing {name}", partial(_end, context, name), _FENCING_BUDGET_S, context.left)
@@ -271,31 +267,31 @@ def _end(context: CoordinatorContext, name: str) -> None:
         producer.close()
 
 
-#: Seconds without a step after which an attempt is abandoned: twice what any single call is given.
+#: Seconds without a step after which an attempt is abandoned: more than twice the limit of any single call.
 _ABANDON_AFTER_S = 30.0
-#: Seconds until another attempt begins after one that failed, and where a right is missing.
+#: Seconds between a failed attempt and the next one, and if a permission is missing.
 _RETRY_DELAY_S = 0.2
 _PERMISSION_RETRY_DELAY_S = 1.0
 
 
 @dataclass(slots=True, eq=False)
 class _Attempt:
-    """One attempt. Its thread writes `doing` and `stepped_at`, single values that the coordinator's thread reads."""
+    """An attempt. Its thread writes `doing` and `stepped_at` (atomic assignments), the coordinator's thread reads."""
 
     partitions: list[int]
     thread: Disposable
     doing: str = "recovering partitions"
     begun: float = field(default_factory=time.monotonic)
     stepped_at: float = field(default_factory=time.monotonic)
-    #: Once it failed: when another one begins.
-    again_at: float | None = None
+    #: After a failure: the monotonic second of the next attempt.
+    retry_at: float | None = None
     call: Call[dict[int, RecoveredPartition]] = field(init=False)
 
 
 class Recoveries:
-    """The recoveries under way. Used by the coordinator's thread; waits for nothing.
+    """Runs recovery attempts in the background. Used by the coordinator's thread; never waits.
 
-    `recover` is `RecoveryReader.recover`, and `stopping` tells whether the coordinator stops.
+    `recover` is `RecoveryReader.recover`; `stopping` returns whether the coordinator stops.
     """
 
     def __init__(
@@ -307,16 +303,16 @@ class Recoveries:
         self._recover = recover
         self._stopping = stopping
         self._name, self._left, self._ration = context.topics.prefix, context.left, context.ration
-        # The attempt that counts for each partition.
+        # The valid attempt of each partition.
         self._wanted: dict[int, _Attempt] = {}
 
     @property
     def partitions(self) -> list[int]:
-        """The partitions on their way."""
+        """The partitions that are being recovered."""
         return list(self._wanted)
 
     def begin(self, partitions: Iterable[int]) -> None:
-        """Begin to take partitions over."""
+        """Start to recover partitions."""
         numbers = list(partitions)
         if not numbers:
             return
@@ -331,27 +327,27 @@ class Recoveries:
         self._wanted.update(dict.fromkeys(numbers, attempt))
 
     def require_running(self, _doing: str = "") -> None:
-        """Raise `StoppedError` where the coordinator stops. Any thread."""
+        """Raise `StoppedError` if the coordinator stops. Any thread."""
         if self._stopping():
             raise StoppedError(f"the coordinator of {self._name} stops while it reads its logs")
 
     def forget(self, partition: int) -> None:
-        """A partition was taken away: what is found out about it counts no more."""
+        """Drop the attempt of a revoked partition."""
         self._wanted.pop(partition, None)
 
     def found(self, now: float) -> list[tuple[int, RecoveredPartition]]:
-        """Return what was found out about partitions that are still wanted, once; begin again what failed."""
+        """Return new results for partitions that are still assigned; restart failed or hung attempts."""
         found: list[tuple[int, RecoveredPartition]] = []
         for attempt in dict.fromkeys(self._wanted.values()):
             numbers = [number for number in attempt.partitions if self._wanted.get(number) is attempt]
-            if attempt.again_at is not None:
-                if now >= attempt.again_at:
+            if attempt.retry_at is not None:
+                if now >= attempt.retry_at:
                     self.begin(numbers)
             elif attempt.call.done():
                 found += self._take_in(attempt, numbers, now)
             elif now - attempt.stepped_at >= _ABANDON_AFTER_S:
                 _log.warning("%s has not returned for %.0f s: it is abandoned", attempt.doing, _ABANDON_AFTER_S)
-                # The call that hangs closes by itself.
+                # The hung call closes its clients itself when it returns.
                 attempt.thread.abandon(lambda: None)
                 self.begin(numbers)
         return found
@@ -362,16 +358,16 @@ class Recoveries:
             recovered = attempt.call.result()
         except KafkaException as error:
             self._ration.warn("later", "partitions %s cannot be recovered yet: %s", numbers, reason(error))
-            attempt.again_at = now + (_PERMISSION_RETRY_DELAY_S if is_missing_right(error) else _RETRY_DELAY_S)
+            attempt.retry_at = now + (_PERMISSION_RETRY_DELAY_S if is_missing_right(error) else _RETRY_DELAY_S)
             return []
         except StoppedError:
-            attempt.again_at = float("inf")
+            attempt.retry_at = float("inf")
             return []
         for number in numbers:
             del self._wanted[number]
         return [(number, recovered[number]) for number in numbers]
 
     def slow_call(self, now: float) -> tuple[str, float]:
-        """Return what the oldest attempt does, and its age in seconds; an empty name where there is none."""
+        """Return the current step of the oldest attempt and the attempt's age in seconds; an empty name if none."""
         oldest = min(self._wanted.values(), key=lambda recovery: recovery.begun, default=None)
         return ("", 0.0) if oldest is None else (oldest.doing, now - oldest.begun)
