@@ -138,7 +138,7 @@ def test_a_coordinator_that_is_shut_out_by_what_does_not_stay_comes_back(bench: 
     strategy = {"partition.assignment.strategy": "cooperative-sticky"}
     late = Consumer({**group, **strategy, "group.instance.id": "same"})
     late.subscribe([bench.topics.half])
-    wait_until(lambda: late.poll(0.1) or membership._came_back, 60)
+    wait_until(lambda: late.poll(0.1) or membership._rejoined, 60)
     late.close()
     bench.producer().send(bench.topic, value=b"v")
 

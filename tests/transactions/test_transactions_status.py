@@ -305,4 +305,4 @@ def test_a_coordinator_that_may_not_create_the_topic_of_statuses_says_so_and_pub
 
     assert bench.visible() == [(None, b"1")]
     assert f"lacks the permission Create on topic {bench.topics.status}; " in caplog.text
-    assert "it is done without" in caplog.text
+    assert "the coordinator runs without it" in caplog.text

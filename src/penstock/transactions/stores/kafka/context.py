@@ -1,4 +1,4 @@
-"""What the parts of one coordinator of a store in Kafka share: where the store is, and what they note in common."""
+"""The context of one coordinator of a store in Kafka: settings, counts, clock and missing permissions."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from penstock.transactions.wire.topics import StoreTopics
 
 @dataclass(slots=True, eq=False)
 class CoordinatorContext:
-    """What the parts of one coordinator share. Each value guards itself; the parts do not replace one.
+    """Shared by the parts of one coordinator. Each value is thread-safe by itself; no part replaces a value.
 
     Attributes:
-        topics: the store's; the coordinator sets them when it starts, before it makes its parts.
-        counts: what is counted since the start.
-        clock: the broker's time, as records and marks tell it.
-        ration: warnings that bad input or brokers could repeat without end.
-        rights: what it lacks now.
+        topics: the store's topics. The coordinator sets them at its start, before it makes its parts.
+        counts: the counts since the start.
+        clock: the broker's time, learnt from records and marks.
+        ration: rate-limited warnings, for causes that bad input or brokers could repeat without end.
+        rights: the permissions missing now.
         left: threads that hang in calls of the Kafka client.
     """
 
@@ -46,13 +46,13 @@ class CoordinatorContext:
         self.left = LeftBehind(f"the coordinator of {self.topics.prefix}")
 
     def note_missing_right(self, error: KafkaException | KafkaError, what: str, right: Right) -> bool:
-        """Note that `what` was refused for want of a right, if the error says so; tell whether it does."""
+        """If the error is a missing permission, note that `what` needs `right`; return whether it is."""
         if is_missing_right(error):
             self.rights.refused(what, right)
         return is_missing_right(error)
 
     def note_unreadable(self, error: KafkaException | KafkaError, what: str, topic: str) -> bool:
-        """Do what `lacks` does, where the group was asked about, or a topic was to be read."""
+        """Do the same for a request about the coordinators' group, or for reading a topic."""
         is_group = concerns_a_group(error)
         return self.note_missing_right(
             error, what, group_right(self.topics.coordinators) if is_group else topic_right(Operation.READ, topic)

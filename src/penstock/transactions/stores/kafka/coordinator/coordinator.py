@@ -1,8 +1,8 @@
 """The coordinator of a store in Kafka: it settles the transactions of all producers that share a prefix.
 
-It reads what is there, checks what is due, and publishes what is decided. One thread does all of it, round by round,
-save the Kafka transactions themselves, which the engine has threads for. It never waits for them: while one is under
-way the next decisions are read. Which partitions it owns is in `membership`.
+One thread runs the rounds: it reads the logs, sends due checks and starts Kafka transactions. The publishing engine
+runs these on threads of its own. The rounds never wait for them; meanwhile they read the next decisions. `membership`
+knows the owned partitions.
 """
 
 from __future__ import annotations
@@ -46,17 +46,17 @@ from penstock.transactions.wire.ids import new_id
 from penstock.transactions.wire.topics import COORDINATOR_NEEDS, StoreTopics, open_topics
 
 _log = logging.getLogger("penstock.transactions")
-#: Seconds that checks and the coordinator's own decisions may take to be stored, and that stopping waits for them.
+#: Seconds until a check or a decision of the coordinator counts as not stored; and the wait for them at the stop.
 _SEND_TIMEOUT_S = 15.0
 _LAST_SENDS_BUDGET_S = 5.0
-#: Seconds that transactions under way may take to end when the coordinator stops.
+#: Seconds for open Kafka transactions to end when the coordinator stops.
 _STOP_BUDGET_S = 8.0
-#: Seconds that a round waits for records before the membership is served again, and between two status records.
+#: Seconds that a round waits for records at most; and seconds between two status updates.
 _POLL_S = 0.05
 _STATUS_INTERVAL_S = 1.0
-#: Rights without which things are published all the same: to delete from logs, to see who can be asked.
+#: Operations whose missing permission does not stop publication: truncating logs, seeing the members of groups.
 _HARMLESS = ("Delete", "Describe")
-#: What a decided transaction waits for that nothing hinders.
+#: What a decided transaction waits for if nothing hinders it.
 _ITS_TURN = "its turn to be published"
 
 _INSTANCE = re.compile(r"[A-Za-z0-9._-]{1,100}")
@@ -75,7 +75,7 @@ _OWNED = {
 class KafkaCoordinator(StoreCoordinator):
     """Settles the transactions of a store in Kafka. Any number may run; they share the partitions. Thread-safe.
 
-    Arguments and units are those of `Coordinator`. A wrong one raises `ConfigurationError`; nothing was started.
+    Arguments and units are those of `Coordinator`. A wrong one raises `ConfigurationError`.
     """
 
     in_kafka = True
@@ -115,25 +115,25 @@ class KafkaCoordinator(StoreCoordinator):
         self._payloads: PayloadReader
         self._status: StatusLog
         self._status_at = 0.0
-        # What others than the coordinator's thread read; empty before the start.
+        # Written by the coordinator's thread, read by any thread; empty before the start.
         self._owned: Mapping[int, HalfPartition] = {}
         self._current: Status | None = None
 
-    def _held(self, *, own: bool) -> CoordinatorStatistics:  # noqa: ARG002 - it knows of its partitions alone
-        # list() of a dict's values is one step under the interpreter lock: the coordinator cannot change it midway.
+    def _held(self, *, own: bool) -> CoordinatorStatistics:  # noqa: ARG002 - it only knows its own partitions
+        # list() of a dict's values is atomic under the interpreter lock: the coordinator cannot change it meanwhile.
         return self._context.counts.statistics(lambda: held_in(list(self._owned.values()), time.monotonic()))
 
     def pending(self, most: int) -> Sequence[PendingTransaction]:
-        """Return the oldest transactions that are pending in its partitions, at most so many. Any thread."""
+        """Return up to `most` of the oldest pending transactions in its partitions. Any thread."""
         status, now_ms = self._current, self._context.clock.now_ms(time.monotonic())
-        # It is one of its own partitions: any of them names its owner.
+        # `waits_for` finds the owner by a partition; any of the owned partitions does.
         statuses, number = ([], 0) if status is None else ([status], next(iter(status.partitions), 0))
         some = (pending for partition in list(self._owned.values()) for pending in partition.oldest(most))
         oldest = sorted(some, key=lambda pending: pending.birth_ms)[:most]
         return [shown(it, now_ms, None, waits_for(it, number, statuses), _ITS_TURN) for it in oldest]
 
     def waits(self) -> list[str]:
-        """Return in sentences what its pending transactions wait for besides their decisions. Any thread."""
+        """Return sentences that say what pending transactions wait for besides their decisions. Any thread."""
         return super().waits() if self._current is None else self._current.lines()
 
     def _open(self) -> None:
@@ -142,10 +142,10 @@ class KafkaCoordinator(StoreCoordinator):
         try:
             topics = open_topics(admin, self._prefix, context.topics.partitions)
         except MissingRightError as error:
-            # A store of an earlier version has no topic of statuses, and may be in the hands of who may not create any.
+            # A store of an earlier version has no status topic, and this client may not create it.
             needs = {name: some for name, some in COORDINATOR_NEEDS.items() if name != "status"}
             topics = open_topics(admin, self._prefix, context.topics.partitions, needs=needs)
-            _log.warning("%s; it is done without, so that `penstock tx ls` shows less", error)
+            _log.warning("%s; the coordinator runs without it, so that `penstock tx ls` shows less", error)
         context.topics = topics
         check_settings(admin, topics)
         for found in single_copies(admin, topics.all):
@@ -177,7 +177,7 @@ class KafkaCoordinator(StoreCoordinator):
         def prove(batches: Mapping[int, CommitBatch]) -> Proof:
             if any(batch.moves for batch in batches.values()):
                 positions = log_positions(topics, batches, own_ids())
-            else:  # of what is tried apart nobody reads the positions, but a zombie is refused
+            else:  # a trial moves no positions; this one is never read, but has the broker refuse a zombie
                 positions = [TopicPartition(topics.discarded, number, 0) for number in batches]
             return Proof(topics.coordinators, membership.group_metadata(), positions)
 
@@ -189,7 +189,7 @@ class KafkaCoordinator(StoreCoordinator):
             slots=slots,
             prove=prove,
         )
-        # A question is a half with a few headers more: it may be larger than what its producer's client let through.
+        # A check request is a half with some more headers: it may be larger than the limit of its producer's client.
         self._sends = AckedProducer(servers, {**ANY_SIZE, **config}, _SEND_TIMEOUT_S, f"coordinator-{self._prefix}")
         sends, liveness = OwnSends(context, self._sends), Liveness(context, partial(clients.admin, servers, config))
         self._status = StatusLog(topics.status, sends)
@@ -204,14 +204,14 @@ class KafkaCoordinator(StoreCoordinator):
     def _round(self) -> None:
         engine, now = self._engine, time.monotonic()
         engine.poll(now)
-        # Nothing can be published before it ends, so what comes meanwhile is read in larger pieces.
+        # Nothing can be published before it ends, so records are read in larger pieces meanwhile.
         has_ended = engine.take_result(IN_FLIGHT_S)
         self._count(now)
         self._membership.serve()
         if self._membership.was_cut_off():
             engine.shut()
         owned = self._membership.owned
-        # What waits to be published goes first: whoever reads all that is there reads for ever, and publishes little.
+        # Publishing goes first: reading all available records would never end, and little would be published.
         if not engine.is_crowded(sum(p.state.queue.ready for p in owned.values())):
             self._read(0.0 if has_ended else self._read_timeout_s(time.monotonic()))
         now = time.monotonic()
@@ -219,7 +219,7 @@ class KafkaCoordinator(StoreCoordinator):
         engine.targets.look_now_and_then(now)
         for partition in owned.values():
             self._checks.run(partition, now)
-        # What is under way must have ended: the next owner, which is this one, would not shut it out.
+        # Its Kafka transaction must have ended: this coordinator is also the next owner, and does not fence itself.
         for number in [number for number, p in owned.items() if p.is_given_up and not engine.has_part(number)]:
             self._membership.give_up(number)
         engine.begin(now)
@@ -233,7 +233,7 @@ class KafkaCoordinator(StoreCoordinator):
         counts.slow_call, counts.slow_call_s = max(slow, key=lambda call: call[1])
 
     def _update_status(self, now: float) -> None:
-        """Write down what hinders publication, where operators look."""
+        """Write the reasons why transactions wait into the status topic, for operators."""
         if now - self._status_at < _STATUS_INTERVAL_S:
             return
         self._status_at = now
@@ -252,7 +252,7 @@ class KafkaCoordinator(StoreCoordinator):
         self._status.write(self._current, now)
 
     def _read_timeout_s(self, now: float) -> float:
-        """Return how long to wait for records."""
+        """Return the seconds to wait for records."""
         engine = self._engine
         if engine.is_in_flight:
             return 0.0
@@ -260,11 +260,11 @@ class KafkaCoordinator(StoreCoordinator):
             return IN_FLIGHT_S
         if not any(p.state.has_work for p in self._membership.owned.values()):
             return _POLL_S
-        # What cannot begin now waits for a time or an answer. Where it could, and did not, payloads are on their way.
+        # If the engine is not ready, it waits for a time or an answer. If it is, payloads are being read.
         return IN_FLIGHT_S if engine.is_ready(now) else _POLL_S
 
     def _read(self, timeout_s: float) -> None:
-        # In pieces of what one Kafka transaction settles: what is read beyond that waits here instead of in the logs.
+        # As many records as one Kafka transaction settles: more would wait in memory instead of in the logs.
         limit, owned = self._engine.decisions, self._membership.owned.values()
         undecided = sum(len(p.state.pending) - len(p.state.queue.all) for p in owned)
         waits_for_halves = any(p.feed.waiting for p in owned)
@@ -285,8 +285,8 @@ class KafkaCoordinator(StoreCoordinator):
                     text = "the half and op logs cannot be read: %s; trying again"
                     self._context.ration.warn("read", text, reason(error))
                 if kind_of(error) is ErrorKind.OUT_OF_RANGE and partition is not None:
-                    # The reader stands still: the log does not have the next offset.
-                    partition.give_up(f"{message.topic()} does not have the offset that is read next")
+                    # The reader cannot continue: the log does not have the next offset.
+                    partition.give_up(f"{message.topic()} does not have the next offset")
             elif partition is not None and message.topic() == half_topic:
                 partition.feed.take_half(message, now)
             elif partition is not None:
@@ -297,7 +297,7 @@ class KafkaCoordinator(StoreCoordinator):
         self._payloads.poll(owned, now)
 
     def _end(self) -> None:
-        """Let what is under way end and leave the group; no call of the client library keeps this from ending."""
+        """Let open Kafka transactions end and leave the group. Every client call has a time limit."""
         self._payloads.close()
         try:
             self._engine.close(_STOP_BUDGET_S)

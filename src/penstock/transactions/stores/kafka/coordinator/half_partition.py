@@ -1,7 +1,7 @@
-"""One half partition while this coordinator owns it: commit batches, snapshots, checkpoints, truncation.
+"""A half partition during one assignment: commit batches, snapshots, checkpoints.
 
-State hangs on this object, never on the partition number: after a partition is lost and taken again, a new object
-starts from what the logs say.
+State belongs to this object, never to the partition number: after a partition is lost and assigned again, a new object
+starts from the logs.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from penstock.transactions.stores.kafka.logs.recovered_partition import (
 
 _log = logging.getLogger("penstock.transactions")
 
-#: Seconds without anything to settle after which positions that moved are written down.
+#: Seconds without anything to settle after which moved positions are committed.
 _IDLE_COMMIT_AFTER_S = 2.0
-#: Seconds between two looks for what is to be snapshotted.
+#: Seconds between two searches for transactions to snapshot.
 _SNAPSHOT_INTERVAL_S = 0.5
-#: Tries to read what is pending while it changes.
+#: Tries to read the pending transactions while another thread changes them.
 _TRIES = 5
 
 
@@ -54,29 +54,29 @@ class HalfPartition(Backlog):
         for pending in self.state.pending.values():
             self.plan.add(pending)
         self.clock = context.clock
-        # Of the clock, when births were last compared with it.
+        # The revision of the clock at the last comparison with births.
         self._clock_revision = 0
-        #: Takes the records of the half and op logs in.
+        #: Processes the records of the half and op logs.
         self.feed = LogFeed(context, number, self.state, self.plan)
-        #: When the coordinator last marked the op log, in monotonic seconds.
+        #: The last mark (TICK) of the coordinator in the op log, in monotonic seconds.
         self.ticked_at = float("-inf")
-        # When something was last chosen to be settled, in monotonic seconds.
+        # The last non-empty batch, in monotonic seconds.
         self._idle_since = time.monotonic()
-        # When to look next for what is to be snapshotted, in monotonic seconds.
+        # The next search for transactions to snapshot, in monotonic seconds.
         self._snapshot_due = 0.0
-        #: From where the done log has to be read to learn what a transaction in doubt became.
+        #: The offset from which the done log shows the result of a Kafka transaction in doubt.
         self.done_end = recovered.ends[DONE]
-        #: Positions as last committed, by log. Below them a log is not needed: the next owner begins there.
+        #: The positions committed last, by log. The next owner begins there: records below are not needed.
         self.committed = dict(recovered.starts)
-        # Whether the name of this coordinator stands with the positions, for those who may have to recover it.
+        # Whether the positions name this coordinator, so that the next owner can end its open transactions.
         self._is_claimed = False
-        #: Below which the done log is not needed, as it is to be committed next.
+        #: The lowest needed offset of the done log, which the next batch commits.
         self.done_checkpoint = recovered.starts[DONE]
-        #: Topic ids of the logs that the positions belong to, as far as they are known.
+        #: The known topic ids of the logs that the positions belong to.
         self.ids = dict(recovered.ids)
-        #: Whether a log of it is not as it was read: nothing more is published, and it is taken over again.
+        #: Whether a log has changed: nothing more is published, and the partition is recovered again.
         self.is_given_up = False
-        #: Whether all that its predecessors left was read: before, what is pending is not known.
+        #: Whether all records up to the recovered ends are read. Before, the pending transactions are not known.
         self.is_recovered = False
         self._ends_found = recovered.ends
         self._marks = DoneMarks(recovered.known)
@@ -84,7 +84,7 @@ class HalfPartition(Backlog):
         self._counts.forged += recovered.forged
 
     def note_progress(self, now: float) -> None:
-        """Look how far reading came, and what time it is. Called between records, never within one."""
+        """Update the state after reading: waiting decisions, the time, the recovery. Never called within a record."""
         self.feed.decide_waiting()
         if (revision := self.clock.revision) != self._clock_revision:
             self._clock_revision = revision
@@ -92,13 +92,13 @@ class HalfPartition(Backlog):
         ends = self._ends_found
         self.is_recovered = self.state.half_position >= ends[HALF] and self.state.op_position >= ends[OP]
         if self.is_recovered:
-            if self.state.unread:  # by an op that brokers have lost
+            if self.state.unread:  # brokers have lost their op record
                 self.state.queue_unread()
-            # What is due waits until then: that it was cancelled in time may not be read yet.
+            # Due messages wait for this: a cancellation that was in time may be unread until then.
             self.state.now_ms = self.clock.sure_ms(now)
 
     def _bring_births_back(self, now_ms: int) -> None:
-        """No half was born after now, and its check does not wait until then."""
+        """Set future births to now, so that their checks do not wait for a wrong time."""
         for pending in self.state.pending.values():
             if max(pending.birth_ms, pending.answered_ms) > now_ms:
                 pending.birth_ms = min(pending.birth_ms, now_ms)
@@ -107,7 +107,7 @@ class HalfPartition(Backlog):
                     self.plan.add(pending)
 
     def give_up(self, why: str) -> None:
-        """Have it taken over again: a log of it is not as it was read."""
+        """Stop publishing the partition and have it recovered again, because a log of it has changed."""
         if not self.is_given_up:
             self.is_given_up = True
             _log.error(
@@ -115,31 +115,31 @@ class HalfPartition(Backlog):
             )
 
     def oldest_age_s(self, now: float) -> float:
-        """Return the age of the oldest that is pending; safe from any thread. `now` is in monotonic seconds."""
+        """Return the age of the oldest pending transaction at `now`, in monotonic seconds. Any thread."""
         return max([0.0, *((self.clock.now_ms(now) - pending.birth_ms) / 1000 for pending in self.oldest(1))])
 
     def oldest(self, most: int) -> list[Pending]:
-        """Return the first that are pending, in the order of the half log, at most so many; safe from any thread."""
+        """Return up to `most` pending transactions, in the order of the half log. Any thread."""
         for _ in range(_TRIES):
-            # The coordinator's thread may add one meanwhile: then the reading begins again.
+            # If the coordinator's thread adds a transaction meanwhile, reading starts again.
             with suppress(RuntimeError):
                 return list(islice(self.state.pending.values(), most))
         return []
 
     def began(self, batch: CommitBatch) -> None:
-        """Note on all that a batch settles or takes snapshots of that a Kafka transaction with it is under way."""
+        """Mark all transactions of a batch as in flight."""
         self._mark(batch, in_flight=True)
 
     def failed(self, batch: CommitBatch) -> None:
-        """Take in that a batch was aborted."""
+        """Handle an aborted batch."""
         self._mark(batch, in_flight=False)
         for pending in batch.decided:
             if pending.held:
                 self.state.payloads.drop_if_short(pending)
         self._judge_held(batch)
 
-    def settled(self, batch: CommitBatch, done_end: int | None = None) -> Iterable[str]:  # noqa: ARG002 - upkeep looks
-        """Take in that a batch was committed; return the ids of what it settled."""
+    def settled(self, batch: CommitBatch, done_end: int | None = None) -> Iterable[str]:  # noqa: ARG002 - see take_bounds
+        """Handle a committed batch; return the ids of its settled transactions."""
         ids = self._take_effect(batch, lambda: (batch.decided, self.state.apply(batch, batch.done_from)))
         if batch.moves:
             self._is_claimed = True
@@ -147,7 +147,7 @@ class HalfPartition(Backlog):
         return ids
 
     def learned(self, batch: CommitBatch, found: DoneRead) -> list[str]:
-        """Take in what the done log says of a batch whose end was in doubt; return the ids of what is settled."""
+        """Handle a batch whose end was in doubt, by the done log; return the ids of its settled transactions."""
         ids = {note.transaction_id for note in batch.notes()}
         snapshotted = {snapshot.note.transaction_id for snapshot in batch.snapshots}
         notes = [note for note in found.notes if note.transaction_id in ids]
@@ -158,7 +158,7 @@ class HalfPartition(Backlog):
     def _take_effect(
         self, batch: CommitBatch, settle: Callable[[], tuple[Sequence[Pending], Sequence[Pending]]]
     ) -> list[str]:
-        """Have the state changed, which gives what is settled and what began since; return the ids of the former."""
+        """Apply `settle`, which returns settled transactions and new ones; return the ids of the settled ones."""
         self._mark(batch, in_flight=False)
         now_ms = self.clock.now_ms(time.monotonic())
         with self._counts.lock:
@@ -179,7 +179,7 @@ class HalfPartition(Backlog):
                 pending_then.in_flight = in_flight
 
     def _judge_held(self, batch: CommitBatch) -> None:
-        """Have the decisions judged that waited for the end of the Kafka transaction that had a batch."""
+        """Judge the decisions that waited for the end of a batch's Kafka transaction."""
         if not self.state.held:
             return
         for pending in batch.decided:
@@ -188,36 +188,36 @@ class HalfPartition(Backlog):
             self.feed.judge_held(snapshot.note.transaction_id)
 
     def next_batch(self, limit: int, blocking: Blocking, room_bytes: int) -> CommitBatch | None:
-        """Choose what the next Kafka transaction settles here, and what it snapshots, or return None.
+        """Choose the transactions that the next Kafka transaction settles or snapshots; None if there are none.
 
-        `limit` and `room_bytes` are those of `PartitionState.next_batch`. The first one settles nothing: it says whose
-        the partition is, so that what this coordinator leaves open can be ended under its name.
+        `limit` and `room_bytes` are those of `PartitionState.next_batch`. The first batch settles nothing: it names the
+        owner of the partition, so that the next owner can end this coordinator's open transactions.
         """
         if self.is_given_up:
             return None
         if not self._is_claimed:
             return self.claim()
-        # Before all is read that its predecessors left, what is pending is not known.
+        # Before the recovery is complete, the pending transactions are not known.
         snapshot, now = [], time.monotonic()
         if self.is_recovered and now >= self._snapshot_due:
-            # Not past one that is being settled: what is snapshotted would come behind its end in the done log.
+            # Stop at a transaction in flight: a snapshot would come after its end in the done log.
             chosen = to_snapshot(self.state, self.done_end)
             snapshot = list(takewhile(lambda pending: not pending.in_flight, chosen))
-            # Looking for what is old costs something; while there is more of it, it goes on without a pause.
+            # The search is expensive. While it finds transactions, it continues without a pause.
             self._snapshot_due = now + (0.0 if snapshot else _SNAPSHOT_INTERVAL_S)
         batch = self.state.next_batch(limit, blocking, snapshot, room_bytes)
         is_idle = batch is None and self.is_recovered and now >= self._idle_since + _IDLE_COMMIT_AFTER_S
         if batch is not None or is_idle:
             self._idle_since = now
         if is_idle:
-            # Marks, and what was refused, move the positions too; or the logs of an idle store would grow.
+            # Marks and refused records move the positions, too: without this commit, logs of an idle store would grow.
             half, op = self.state.checkpoints()
             is_as_written = self.committed == {HALF: half, OP: op, DONE: self.done_checkpoint}
             return None if is_as_written else self.claim()
         return None if batch is None else self._placed(batch)
 
     def trial(self, waiting: Sequence[Pending], fits: Callable[[Pending], bool]) -> CommitBatch | None:
-        """Return the first of what is set aside whose payloads are in memory and that `fits`; the others are asked for.
+        """Return a batch of the first waiting transactions that `fits` accepts; request payloads not in memory.
 
         It moves no positions.
         """
@@ -229,7 +229,7 @@ class HalfPartition(Backlog):
         return CommitBatch(chosen, -1, -1, discarded_to=self._topics.discarded) if is_possible else None
 
     def claim(self) -> CommitBatch:
-        """Return a batch that settles nothing: what is written are the positions, and who owns the partition."""
+        """Return a batch that settles nothing and commits the positions with the owner's name."""
         return self._placed(CommitBatch([], *self.state.checkpoints()))
 
     def _placed(self, batch: CommitBatch) -> CommitBatch:
@@ -238,17 +238,17 @@ class HalfPartition(Backlog):
         return batch
 
     def take_bounds(self, bounds: Mapping[str, tuple[int, int]], ops_read_to: int) -> None:
-        """Take in where the logs begin and end, asked for when the op log had been read to an offset.
+        """Process the bounds of the logs, which were requested when the op log had been read to `ops_read_to`.
 
-        What the done log says of halves and ops is needed as long as those are there: without committed positions they
-        would be read again. So it is truncated last.
+        Records of the done log are needed as long as their halves and ops exist: if the committed positions were lost,
+        halves and ops would be read again. So the done log is truncated last.
         """
         (half_begin, half_end), (op_begin, _), (_, self.done_end) = (bounds[log] for log in LOGS)
         self._marks.add(Mark(self.done_end, self.state.half_position, self.state.op_position))
-        # They stand in the order of the done log.
+        # Snapshots are in the order of the done log: the first one is the lowest.
         snapshotted = [p.snapshot_at or 0 for p in islice(self.state.places.snapshotted.values(), 1)]
         self.done_checkpoint = max(self.done_checkpoint, self._marks.low(half_begin, op_begin, snapshotted))
-        # Decisions whose half cannot come any more.
+        # Decisions whose half can no longer come.
         dropped = self.state.sweep_held(half_end, ops_read_to)
         if dropped:
             self._counts.refused += dropped
@@ -257,22 +257,22 @@ class HalfPartition(Backlog):
             )
 
     def positions(self) -> dict[str, int]:
-        """Return how far the logs were read, by log; of the done log, to where it was known to go."""
+        """Return the read positions by log; for the done log, its known end."""
         return {HALF: self.state.half_position, OP: self.state.op_position, DONE: self.done_end}
 
     def needed_from(self, log: str) -> int:
-        """Return the lowest offset of a log that is not done with."""
+        """Return the lowest needed offset of a log."""
         half, op = self.state.checkpoints()
         return {HALF: half, OP: op, DONE: self.committed[DONE]}[log]
 
 
 def held_in(partitions: Sequence[HalfPartition], now: float) -> dict[str, Any]:
-    """Return what half partitions hold together, by names of `CoordinatorStatistics`; safe from any thread."""
+    """Return the sums over half partitions, by names of `CoordinatorStatistics`. Any thread."""
     return {
-        "partitions": sum(it.is_recovered for it in partitions),
-        "pending": sum(len(it.state.pending) for it in partitions),
-        "held_by_key": sum(it.queue.keys.behind for it in partitions),
-        "delayed": sum(len(it.queue.delays) for it in partitions),
-        "oldest_pending_age": max([0.0, *(it.oldest_age_s(now) for it in partitions)]),
-        "held": sum(len(it.queue.set_aside) for it in partitions),
+        "partitions": sum(p.is_recovered for p in partitions),
+        "pending": sum(len(p.state.pending) for p in partitions),
+        "held_by_key": sum(p.queue.keys.behind for p in partitions),
+        "delayed": sum(len(p.queue.delays) for p in partitions),
+        "oldest_pending_age": max([0.0, *(p.oldest_age_s(now) for p in partitions)]),
+        "held": sum(len(p.queue.set_aside) for p in partitions),
     }

@@ -1,8 +1,8 @@
-"""Which half partitions are this coordinator's, and the reading of their half and op logs.
+"""The coordinator's group membership: its half partitions, and the reading of their half and op logs.
 
-One consumer is a member of the coordinators' group and reads nothing, so that reading never depends on the group's
-protocol; others read half and op of the same partitions (`log_feed`), which no group assignor would keep together.
-Partitions are recovered by other threads (`logs.recovery`).
+One consumer is a member of the coordinators' group and reads nothing, so that reading does not depend on the group
+protocol. Other consumers read half and op of the same partitions (`log_feed`): no assignor would keep these together.
+Other threads recover partitions (`logs.recovery`).
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from penstock.transactions.stores.kafka.logs.recovery import Recoveries
 
 _log = logging.getLogger("penstock.transactions")
 
-#: What the client says when brokers go away.
+#: The client's errors after it lost a connection to a broker.
 _CUT_OFF = frozenset({KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN})  # noqa: SLF001 - public constants look so
-#: How often a member that is shut out comes back within so many seconds. Another process that has its name comes back,
-#: too: the one that is shut out more often by then ends.
-_COMES_BACK, _WITHIN_S = 3, 60.0
-#: Seconds that a rebalance may take, if the session is not longer.
+#: A fenced member joins again at most this often within this many seconds. If another process uses its instance name,
+#: both join again and fence each other, until one of them reaches the limit and ends.
+_REJOINS, _REJOIN_WINDOW_S = 3, 60.0
+#: Seconds that a rebalance may take, unless the session time-out is longer.
 _REBALANCE_BUDGET_S = 10.0
-#: Heartbeats in the time of a session: by its next one a member hears that another's partitions are to be shared.
-_BEATS = 12
-#: Milliseconds between two looks whether the loop has taken what was fetched.
+#: Heartbeats within the session time-out. Members learn of a rebalance with their next heartbeat.
+_HEARTBEATS = 12
+#: Milliseconds until the client fetches again after the loop has taken its records.
 _FETCH_MS = 5
 
 
@@ -46,8 +46,8 @@ class Membership:
     """One coordinator's membership. Used by the coordinator's thread; its callbacks run there, too.
 
     Args:
-        instance: name of this member, the same after a restart: then it gets its partitions back at once.
-        session_timeout_s: seconds after which a member that fell silent loses its partitions.
+        instance: the name of this member, the same after a restart: then it gets its partitions back at once.
+        session_timeout_s: seconds after which a silent member loses its partitions.
 
     Raises:
         ConfigurationError: the client library refused a setting.
@@ -63,41 +63,41 @@ class Membership:
     ) -> None:
         self._context, self._topics = context, context.topics
         bootstrap_servers, config = context.bootstrap_servers, context.config
-        #: The partitions that come to it.
+        #: Recovers assigned partitions.
         self.recoveries = recoveries
         #: The partitions owned now. Changed by the coordinator's thread; other threads read a copy.
         self.owned: dict[int, HalfPartition] = {}
-        # Whether a connection to a broker was lost since somebody asked. The coordinator's thread serves the callback.
+        # Whether a connection was lost since the last was_cut_off(). The callback runs on the coordinator's thread.
         self._was_cut_off = False
-        # The user's own.
+        # The user's own callback.
         self._error_cb: Callable[[KafkaError], object] | None = config.get("error_cb")
-        # When this member came back after it was shut out.
-        self._came_back: deque[float] = deque(maxlen=_COMES_BACK)
+        # The times at which this member joined again after it was fenced.
+        self._rejoined: deque[float] = deque(maxlen=_REJOINS)
         member: dict[str, Any] = {
             "topic.metadata.refresh.interval.ms": 10_000,
             "session.timeout.ms": int(session_timeout_s * 1000),
-            "heartbeat.interval.ms": int(session_timeout_s * 1000) // _BEATS,
-            # So long a rebalance waits for members that are gone, as after the restart of a broker: it keeps them, and
-            # may not see that their sessions end (Kafka 4.2, seen). The loop polls many times a second.
+            "heartbeat.interval.ms": int(session_timeout_s * 1000) // _HEARTBEATS,
+            # A rebalance waits this long for lost members, as after the restart of a broker: it keeps them, and may
+            # not notice that their sessions end (seen with Kafka 4.2). The loop polls many times a second.
             "max.poll.interval.ms": int(max(session_timeout_s, _REBALANCE_BUDGET_S) * 1000),
             "partition.assignment.strategy": "cooperative-sticky",
             **config,
             "group.id": self._topics.coordinators,
             "enable.auto.commit": False,
-            # The member reads nothing: the end is a place without records.
+            # The member reads nothing: there are no records at the end.
             "auto.offset.reset": "latest",
-            "error_cb": self._hear,
+            "error_cb": self._on_error,
         }
         if instance is not None:
             member["group.instance.id"] = instance
         reader = {
-            # An idle log answers ten times a second, so that it is soon known that all of it was read.
+            # An idle log answers ten times a second, so that the end of reading is soon known.
             "fetch.wait.max.ms": 100,
-            # Nothing is fetched before the loop has taken what is there: it takes it in pieces, a few milliseconds
-            # apart, and a fetch for each small batch of a producer would cost the broker more than all the rest.
+            # Fetch only after the loop has taken all fetched records. A fetch for each small batch of a producer would
+            # cost the broker more than all other work.
             "queued.min.messages": 1,
             "fetch.queue.backoff.ms": _FETCH_MS,
-            # A log that does not have the next offset was cut or made again: that is looked into, never read past.
+            # A log without the next offset was truncated or replaced. That is an error; it is never skipped.
             "auto.offset.reset": "error",
             "enable.partition.eof": False,
         }
@@ -114,52 +114,52 @@ class Membership:
         )
 
     def serve(self) -> None:
-        """Take part in the group, and start to read partitions whose recovery is finished. Does not wait.
+        """Take part in the group, and start to read recovered partitions. Does not wait.
 
-        Raises `PenstockError` where the group has no place for this member any more: another took its instance name.
+        Raises `PenstockError` if another process uses this member's instance name.
         """
         message = self._member.poll(0)
         error = message.error() if message is not None else None
-        # A fenced static member hears of it in a message whose error is not marked fatal.
+        # A fenced static member gets a message whose error is not marked fatal.
         if error is not None and (error.fatal() or error.code() == KafkaError._FATAL):  # noqa: SLF001 - the library's public constants look so
-            self._shut_out(f"the coordinator is shut out of {self._topics.coordinators}: {reason(error)}")
+            self._rejoin(f"the coordinator is shut out of {self._topics.coordinators}: {reason(error)}")
             return
         if error is not None:
             self._context.note_unreadable(
-                error, f"no partitions of {self._topics.half} are to be had", self._topics.half
+                error, f"no partitions of {self._topics.half} are assigned", self._topics.half
             )
         for number, recovered in self.recoveries.found(time.monotonic()):
             self.owned[number] = HalfPartition(self._context, number, recovered)
             self.logs.add(number, recovered.starts[HALF], recovered.starts[OP])
 
     def give_up(self, number: int) -> None:
-        """Have a partition recovered again that is owned. No Kafka transaction may be under way that has part in it."""
+        """Recover an owned partition again. It must have no part in an open Kafka transaction."""
         self._forget([number])
         self.recoveries.begin([number])
 
-    def _shut_out(self, what: str) -> None:
-        """Come back, or raise `PenstockError` where another process has the instance name.
+    def _rejoin(self, what: str) -> None:
+        """Join again with a new client, or raise `PenstockError` if another process uses the instance name.
 
-        When the node that coordinates the group goes, or cannot write, a join of this member may be known to it whose
-        answer never came: then it shuts this member out for its own sake (Kafka 4.3, librdkafka 2.16, seen). A client
-        that was shut out is of no use any more: another one joins, which owns nothing yet.
+        If the broker that coordinates the group fails or cannot write, it may know of a join of this member whose
+        answer never arrived. Then it fences this member in favour of itself (seen with Kafka 4.3, librdkafka 2.16). A
+        fenced client is unusable, so a new one joins; it owns nothing yet.
         """
         now = time.monotonic()
-        if len(self._came_back) == _COMES_BACK and now - self._came_back[0] < _WITHIN_S:
+        if len(self._rejoined) == _REJOINS and now - self._rejoined[0] < _REJOIN_WINDOW_S:
             raise PenstockError(f"{what}; each coordinator that runs needs an instance name of its own")
         _log.warning("%s; it joins again", what)
-        self._came_back.append(now)
+        self._rejoined.append(now)
         fenced, self._member = self._member, self._make_member()
         self._forget([*self.owned, *self.recoveries.partitions])
         end_within(CLOSE_S, f"closing a member of {self._topics.coordinators}", fenced.close)
         self.join()
 
     def was_cut_off(self) -> bool:
-        """Tell whether a connection to a broker was lost since this was asked last."""
+        """Return whether a connection to a broker was lost since the last call."""
         was, self._was_cut_off = self._was_cut_off, False
         return was
 
-    def _hear(self, error: KafkaError) -> None:
+    def _on_error(self, error: KafkaError) -> None:
         if error.code() in _CUT_OFF:
             self._was_cut_off = True
         if self._error_cb is not None:
@@ -172,10 +172,10 @@ class Membership:
         self.owned.clear()
 
     def group_metadata(self) -> Any:
-        """Return the proof of membership that fences a coordinator whose partitions were given to another.
+        """Return the group metadata with which the broker fences a coordinator that lost its partitions.
 
-        It matches what `owned` says: the group's generation cannot move past a loss of partitions before `serve`
-        has reported it, for the client library waits for the callback.
+        It matches `owned`: the client library waits for the revoke callback in `serve`, so the group's generation
+        cannot change before `owned` has.
         """
         return self._member.consumer_group_metadata()
 
@@ -186,7 +186,7 @@ class Membership:
 
     def _revoked(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         if consumer is not self._member:
-            return  # it was shut out, and closes on a thread of its own: what it had is forgotten already
+            return  # a fenced member that closes on another thread: its partitions are forgotten already
         self._forget(place.partition for place in partitions)
         consumer.incremental_unassign(partitions)
 
