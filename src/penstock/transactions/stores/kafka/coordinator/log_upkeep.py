@@ -1,16 +1,15 @@
-"""Housekeeping of the half, op and done logs of the partitions owned: what of them is needed, and is it still there.
+"""Log upkeep of owned partitions: truncates the half, op and done logs, and detects lost records and replaced topics.
 
-It deletes what lies below the checkpoints: half and op first, and of the done log only what speaks of nothing that is
-left in those. It finds out that somebody else deleted what was needed, or made a topic again: then it says so, and the
-partition is given up and taken over again from what is there. And it tells how far the half log goes to those that wait
-for a half. Nothing here waits: brokers are asked, and their answers looked for later. What is in an answer was true at
-some time after the question: that is what makes an end that was asked for worth more than one that a fetch brought
-along.
+It deletes records below the checkpoints: first of half and op, and of done only those that no record of half or op
+needs. If another program deleted needed records or replaced a topic, it logs an error, and the partition is given up and
+recovered from the logs as they are. It also looks up the end of the half log for decisions that wait for a half.
+
+No method waits: brokers are asked, and the answer is processed later. An answer is true at some time after its request.
+So the requested end of a log proves more than the end that came with a fetch.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -33,24 +32,21 @@ from penstock.transactions.stores.kafka.logs.recovered_partition import (
     names_of,
 )
 
-_log = logging.getLogger("penstock.transactions")
-
-#: Seconds between two looks at the logs, and two deletions of what is not needed; and between two looks where somebody
-#: waits for the answer.
+#: Seconds between two looks at the logs, and between two deletions; and between two looks if a decision waits for one.
 UPKEEP_S = 5.0
 _WAITED_FOR_INTERVAL_S = 0.2
-#: Seconds that a broker may take to answer, and that a look may take in all, with what the library is late.
+#: Seconds for a broker's answer; and for a whole look, including delays of the client library.
 _ANSWER_S = 5.0
 _CALL_LIMIT_S = 20.0
 
-#: What was deleted, and the errors of what was refused.
+#: Deleted places, and refused places with their errors.
 _Deleted = tuple[dict[TopicPartition, Any], dict[TopicPartition, KafkaException]]
-#: Where logs begin and end, by log and half partition.
+#: First and end offsets by log and half partition.
 _Bounds = Mapping[tuple[str, int], tuple[int, int]]
 
 
 class _Asked(NamedTuple):
-    """A partition as it was when the brokers were asked: how far it was read, and what was not needed any more."""
+    """A partition at the time of the request: its read positions, and the offsets below which it needs no records."""
 
     partition: HalfPartition
     positions: Mapping[str, int]
@@ -58,7 +54,7 @@ class _Asked(NamedTuple):
 
 
 class _Look(NamedTuple):
-    """A question to the brokers about partitions, by their numbers, and the answer to come."""
+    """A request to the brokers about partitions (by number), and its pending answer."""
 
     asked_at: float
     asked: Mapping[int, _Asked]
@@ -66,9 +62,9 @@ class _Look(NamedTuple):
 
 
 class LogUpkeep:
-    """Tends the logs. Used by the coordinator's thread; never waits.
+    """Looks after the logs. Used by the coordinator's thread; never waits.
 
-    Nothing is deleted for a while after it has `begun`, in monotonic seconds.
+    The first deletion comes `UPKEEP_S` after `begun`, in monotonic seconds.
     """
 
     def __init__(self, context: CoordinatorContext, admin: AdminClient, *, begun: float = float("-inf")) -> None:
@@ -78,13 +74,13 @@ class LogUpkeep:
         self._logs = {topic: log for log, topic in self._names.items()}
         self._looking: _Look | None = None
         self._asked_at, self._truncated_at = float("-inf"), begun
-        # A deletion that is under way; it gives what was deleted, and what was refused.
+        # The running deletion.
         self._deleting: BackgroundCall[_Deleted] | None = None
 
     def look(self, owned: Mapping[int, HalfPartition], now: float) -> None:
-        """Ask how far the logs go, now and then and where somebody waits for that; act upon the answer.
+        """Request the bounds of the logs if it is time or a decision waits for them; process the answer.
 
-        Called often, also while a Kafka transaction is under way: that one knows where the done log ended as it began.
+        Called often, also during a Kafka transaction, which has saved the end of the done log at its begin.
         """
         self._take_deletion()
         look = self._looking
@@ -118,13 +114,13 @@ class LogUpkeep:
             )
             return lows, ends, ask_topic_ids(self._admin, self._logs, _ANSWER_S)
 
-        # What is read since lies behind the ends that are found.
+        # Records read after the request may lie above the ends in the answer.
         asked = {number: _Asked(p, p.positions(), p.committed) for number, p in owned.items()}
         what = f"a look at the logs of {self._context.topics.prefix}"
         return _Look(now, asked, BackgroundCall(what, ask, _CALL_LIMIT_S, self._context.left))
 
     def _known(self, begins: Offsets, ends: Offsets, topics: TopicIds) -> tuple[_Bounds, Mapping[str, str]]:
-        """Return bounds by log and half partition, and topic ids by log; say what brokers did not tell of."""
+        """Return bounds by log and half partition, and topic ids by log; log what is missing in the answers."""
         (lows, no_lows), (highs, no_highs) = begins, ends
         unknown = {f"{topic}:{number}": reason(why) for (topic, number), why in {**no_lows, **no_highs}.items()}
         for name, why in {**unknown, **topics.failures}.items():
@@ -140,7 +136,7 @@ class LogUpkeep:
     def _take(
         self, look: _Look, bounds: _Bounds, ids: Mapping[str, str], owned: Mapping[int, HalfPartition]
     ) -> list[TopicPartition]:
-        """Take the answer to a look; return below which offsets nothing is needed of logs that are as they were."""
+        """Process the answer to a look; return the offsets below which intact logs can be truncated."""
         unneeded: list[TopicPartition] = []
         for number, asked in look.asked.items():
             partition = asked.partition
@@ -159,18 +155,18 @@ class LogUpkeep:
         return unneeded
 
     def _are_intact(self, asked: _Asked, bounds: Mapping[str, tuple[int, int]], ids: Mapping[str, str]) -> bool:
-        """Tell whether logs of a partition are those that were read; else it is given up."""
+        """Return whether the logs of a partition are intact; otherwise give the partition up."""
         partition = asked.partition
         for log, (low, end) in bounds.items():
             topic_id = ids.get(log)
             is_other = topic_id is not None and partition.ids.get(log, topic_id) != topic_id
             is_cut = not is_other and asked.positions[log] > end
-            # What was read since the question lies behind the end that was found.
+            # Records read after the request may lie above the end in the answer.
             position = asked.positions[log] if is_cut else min(partition.needed_from(log), end)
             needed = Committed(position, low, end, {})
             fate = needed.fate(is_other=is_other or is_cut)
             if fate is not Fate.INTACT:
-                # Where the end of the same topic was cut off, no position that is committed tells the next owner.
+                # If the end of the same topic was truncated, no committed position shows it to the next owner.
                 self._context.counts.lost += is_cut
                 partition.give_up(needed.explained(log, f"{self._names[log]}:{partition.number}", fate))
             elif topic_id is not None:
@@ -178,7 +174,7 @@ class LogUpkeep:
         return not partition.is_given_up
 
     def _delete(self, points: list[TopicPartition]) -> BackgroundCall[_Deleted]:
-        """Begin to delete what lies below these points."""
+        """Start to delete the records below these offsets."""
 
         def delete() -> _Deleted:
             return all_answered(self._admin.delete_records(points, request_timeout=_ANSWER_S), _ANSWER_S)
@@ -187,7 +183,7 @@ class LogUpkeep:
         return BackgroundCall(what, delete, _CALL_LIMIT_S, self._context.left)
 
     def _take_deletion(self) -> None:
-        """Take in what became of a deletion: what failed is tried again, after some time."""
+        """Process the result of a deletion; a failed deletion is repeated later."""
         try:
             answer = None if self._deleting is None else self._deleting.answer()
         except (KafkaException, NotAnsweredError) as error:

@@ -1,7 +1,7 @@
-"""What a coordinator writes besides its Kafka transactions: questions to producers, decisions of its own, its status.
+"""Records that a coordinator sends outside its Kafka transactions: checks, its own decisions, marks and its status.
 
-They are idempotent sends: the coordinator's transactions do not touch the op log, for an open one would hold back its
-readers. None is waited for: what is lost is sent again in any case.
+They are idempotent sends. The coordinator's Kafka transactions do not write to the op log, because an open one would
+hold back its readers. No caller waits for a send: lost records are sent again.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from penstock.transactions.wire.half import CheckRequest, encode_check_request
 from penstock.transactions.wire.ids import NO_ID
 from penstock.transactions.wire.ops import Author, Op, Verdict, encode_op
 
-#: How the reports of what a stop has cut off end.
+#: Errors in the reports of records that a stop has purged.
 _CUT_OFF = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})  # noqa: SLF001 - public constants look so
 
 
 class OwnSends:
-    """Sends what the coordinator writes. Used by its thread, and `decide` by any; never waits for Kafka."""
+    """Sends the coordinator's records. Used by its thread, `decide` by any thread; never waits for Kafka."""
 
     def __init__(self, context: CoordinatorContext, sends: AckedProducer) -> None:
         self._context, self._topics, self._sends = context, context.topics, sends
-        # What a right is missing for, by the topic that may not be written.
+        # The consequence of a missing WRITE permission, by topic.
         self._lacking = {
             self._topics.check: "check requests to producers cannot be sent",
             self._topics.op: "the coordinator's own decisions, and marks without which nobody is asked, are not stored",
@@ -42,10 +42,10 @@ class OwnSends:
         }
 
     def ask(self, half_partition: int, pending: Pending) -> bool:
-        """Ask the producer group of a half about it, and tell whether the question is on its way.
+        """Send a check to the producer group of a half; return whether it is on its way.
 
-        Each attempt goes to another partition, and so to another producer, where there are several: the last one may
-        hang in it. Raises `KafkaException` where the client library refuses the question itself.
+        Each attempt goes to another partition, and so to another producer if there are several: the last producer may
+        hang in its check. Raises `KafkaException` if the client library refuses this record.
         """
         half, number = pending.half, pending.check_count + 1
         headers = encode_check_request(CheckRequest(half, half_partition, pending.offset, number))
@@ -58,18 +58,18 @@ class OwnSends:
         return is_sent
 
     def decide(self, half_partition: int, pending: Pending, verdict: Verdict) -> None:
-        """Write the coordinator's own decision into the op log; it counts when it is read back, if it is the first.
+        """Write the coordinator's decision into the op log; when it is read back, it counts if it is the first.
 
-        If it is lost, the half is still pending at its next due time, and this is done again.
+        If the record is lost, the half is still pending at its next due time, and the decision is written again.
         """
         op = Op(pending.transaction_id, verdict, Author.COORDINATOR, pending.group, half_partition, pending.offsets, 0)
         what = f"the {verdict.name} of transaction {op.transaction_id}"
         self.write(self._topics.op, half_partition, pending.transaction_id.encode(), encode_op(op), what)
 
     def tick(self, half_partition: int) -> None:
-        """Write a mark into the op log: once it is read back, all that was written before it was read.
+        """Write a mark into the op log: once it is read back, all earlier records are read.
 
-        Its acknowledgement tells the broker's time.
+        Its acknowledgement carries the broker's time.
         """
         op = Op(NO_ID, Verdict.TICK, Author.COORDINATOR, self._topics.coordinators, half_partition, (), 0)
         marked = partial(self._marked, time.monotonic())
@@ -77,7 +77,7 @@ class OwnSends:
         self.write(self._topics.op, half_partition, None, encode_op(op), what, stored=marked)
 
     def _marked(self, sent: float, message: Message) -> None:
-        """Take in that a mark is stored, in the delivery thread."""
+        """Update the clock from a stored mark, on the delivery thread."""
         kind, append_ms = message.timestamp()
         if kind == TIMESTAMP_LOG_APPEND_TIME:
             self._context.clock.marked(append_ms, sent, time.monotonic())
@@ -92,9 +92,9 @@ class OwnSends:
         *,
         stored: Callable[[Message], object] = id,
     ) -> bool:
-        """Send a record that is written again if it is lost; tell whether it is on its way.
+        """Send a record that the caller repeats if it is lost; return whether it is on its way.
 
-        `what` names it in the log; `stored` is called once it is stored, by the delivery thread.
+        `what` names it in log lines; the delivery thread calls `stored` once it is stored.
         """
         try:
             return self._send(topic, partition, key, value, what, stored=stored)
@@ -126,7 +126,7 @@ class OwnSends:
     def _report(
         self, topic: str, what: str, stored: Callable[[Message], object], error: KafkaError | None, message: Message
     ) -> None:
-        """Take the report on a record, in the delivery thread."""
+        """Process a delivery report, on the delivery thread."""
         right = topic_right(Operation.WRITE, topic)
         if error is None:
             self._context.rights.granted(right)

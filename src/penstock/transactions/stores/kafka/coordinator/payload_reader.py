@@ -1,7 +1,7 @@
-"""Reads payloads that were dropped from memory again: halves by their offsets, snapshots where the done log holds them.
+"""Reads payloads that were dropped from memory: from the half log, or from a snapshot in the done log.
 
-Each read has a thread of its own, so that nobody's loop waits for it, and one that does not return is abandoned with
-its client. What is not there any more stays away: that its log is not as it was is found out by `log_upkeep`.
+Each read has a thread of its own, so that no loop waits for it; a hung read is abandoned with its client. A payload
+that no longer exists is not found; `log_upkeep` detects the changed log.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ from penstock.transactions.stores.kafka.coordinator.half_partition import HalfPa
 from penstock.transactions.wire.done_records import Snapshot, decode_done
 from penstock.transactions.wire.half import Half, decode_half
 
-#: Seconds after which reading a log ends with what it has, and after which a read is abandoned.
+#: Seconds after which reading a log ends with its result so far; and after which a hung read is abandoned.
 _READ_BUDGET_S = 2.0
 _ABANDON_AFTER_S = 30.0
 _POLL_S = 0.1
 _MESSAGES = 500
-#: Records that are read through rather than jumped over, which costs a fetch.
+#: A gap of fewer records is read instead of skipped: a seek costs a fetch.
 _NEAR = 1_000
-#: Seconds after a read that failed, or found nothing.
+#: Seconds after a read that failed or found nothing.
 _RETRY_DELAY_S = 0.2
 
-#: The id of a transaction and its lowest half: one that was discarded and brought back has snapshots of both lives.
+#: A transaction's id and lowest half offset: a discarded and resumed transaction has snapshots of both its lives.
 _Life = tuple[str, int]
 KeyT = TypeVar("KeyT", int, _Life)
 ValueT = TypeVar("ValueT")
 
 
 class _Read(NamedTuple):
-    """What was read: halves by offset; snapshots, each with its offset; the next offset of the done log."""
+    """The result of a read: halves by offset, snapshots with their offsets, and the next offset of the done log."""
 
     halves: Mapping[int, Half]
     snapshots: Mapping[_Life, tuple[int, Snapshot]]
@@ -53,30 +53,30 @@ class _Read(NamedTuple):
 
 
 class PayloadReader:
-    """Reads for all half partitions of one coordinator, one after another. Used by the coordinator's thread."""
+    """Reads for the half partitions of one coordinator, one read at a time. Used by the coordinator's thread."""
 
     def __init__(self, context: CoordinatorContext) -> None:
         self._topics, self._left, self._ration = context.topics, context.left, context.ration
-        # Single records are read, here and there.
+        # Only scattered single records are read.
         settings = {"fetch.message.max.bytes": 1 << 20, "queued.max.messages.kbytes": 4_096, **context.config}
         self._new_reader = partial(
             PartitionReader, context.bootstrap_servers, settings, context.topics.coordinators, _not_read
         )
-        # The client of the last read, for the next one; a read takes it out while it uses it.
+        # The client of the last read, for the next one. A read takes it out of the list while it uses it.
         self._kept: list[PartitionReader] = []
-        # For which partition something is read; of which transactions, each with the offset from which its snapshot is
-        # looked for. The partition may be lost meanwhile.
+        # The running read: its partition, which may be lost meanwhile, and its transactions with the offsets from which
+        # their snapshots are searched.
         self._reading: tuple[HalfPartition, dict[str, int | None], BackgroundCall[_Read]] | None = None
         self._last = -1
         self._not_before = 0.0
 
     def poll(self, owned: Mapping[int, HalfPartition], now: float) -> None:
-        """Take in what was read, or have read what the next half partition needs; does not wait.
+        """Process the result of a read, or start to read for the next half partition; does not wait.
 
-        Raises `TooManyLeftBehindError` where too many reads hang.
+        Raises `TooManyLeftBehindError` if too many reads hang.
         """
         for partition in owned.values():
-            # All who read share the budget.
+            # The partitions share the memory budget.
             partition.state.payloads.limit = PAYLOAD_BYTES // len(owned)
         if self._reading is not None:
             self._take(*self._reading, now)
@@ -108,7 +108,7 @@ class PayloadReader:
         if read is None:
             return
         self._reading = None
-        # A partition that was lost meanwhile has an object that nobody publishes any more.
+        # If the partition was lost meanwhile, this changes an object that is no longer used.
         loaded = [name for name, at in sought.items() if _load(partition.state, name, at, read)]
         for transaction_id in loaded:
             partition.plan.loaded(transaction_id)
@@ -118,7 +118,7 @@ class PayloadReader:
     def _read(
         self, number: int, halves: Mapping[int, int], snapshots: Mapping[_Life, int], kept: list[PartitionReader]
     ) -> _Read:
-        """Read what is wanted, as far as time allows; runs on a thread of its own."""
+        """Read the wanted payloads within the time limit; runs on a thread of its own."""
         reader = kept.pop() if kept else self._new_reader()
         try:
             found, _ = _read_log(reader, (self._topics.half, number), halves, _half)
@@ -131,14 +131,14 @@ class PayloadReader:
         return _Read(found, written, done_to)
 
     def close(self) -> None:
-        """Have the client closed that is kept; nobody waits for it."""
+        """Close the kept client in the background."""
         for reader in self._kept:
             with suppress(TooManyLeftBehindError):
                 BackgroundCall("closing a reader of payloads", reader.close, _ABANDON_AFTER_S, self._left)
 
 
 def _load(state: PartitionState, transaction_id: str, snapshot_at: int | None, read: _Read) -> bool:
-    """Give a transaction its payload, and tell whether it was found."""
+    """Give a transaction its payload; return whether it was found."""
     pending = state.pending.get(transaction_id)
     if pending is None or pending.dropped is None:
         return False
@@ -149,7 +149,7 @@ def _load(state: PartitionState, transaction_id: str, snapshot_at: int | None, r
         halves = [(at, read.halves[at]) for at in pending.offsets if at in read.halves]
         return state.load(transaction_id, halves) is not None
     if pending.snapshot_at is not None:
-        # It goes on where reading came to: what was written a moment ago may not be visible yet.
+        # The next search continues at the end of this read: a new snapshot may not be visible yet.
         pending.snapshot_at = max(pending.snapshot_at, read.done_to)
     return False
 
@@ -160,7 +160,7 @@ def _read_log(
     begins: Mapping[KeyT, int],
     found_in: Callable[[Message], Iterable[tuple[KeyT, ValueT]]],
 ) -> tuple[dict[KeyT, ValueT], int]:
-    """Return what a log holds for keys, each at or above the offset that is given, and how far it was read."""
+    """Return a log's values for keys, each searched from its offset in `begins`, and the next offset."""
     left = dict(sorted(begins.items(), key=itemgetter(1)))
     found: dict[KeyT, ValueT] = {}
     position, deadline = -_NEAR, time.monotonic() + _READ_BUDGET_S
@@ -174,14 +174,14 @@ def _read_log(
             if offset < position:  # of a former assignment
                 continue
             position = offset + 1
-            # Another record than the one that was there: the log is another one, or that was logged at the recovery.
+            # An unreadable record: the log was replaced, or the recovery has logged it.
             with suppress(MessageFormatError):
                 for key, value in found_in(message):
                     if left.get(key, position) < position:
                         del left[key]
                         found[key] = value
         if place in reader.exhausted:
-            # Markers are no records: the end of what may be read now tells how far it came.
+            # Transaction markers are no records, so only the reader's position at the end counts them.
             position = max(position, reader.positions[place])
             break
     return found, position
@@ -199,6 +199,6 @@ def _snapshots(message: Message) -> Iterable[tuple[_Life, tuple[int, Snapshot]]]
 
 
 def _not_read(kind: ErrorKind, error: KafkaError, _place: Place) -> None:
-    """Raise what the client does not recover from by itself."""
+    """Raise errors from which the client does not recover by itself."""
     if kind not in {ErrorKind.PASSING, ErrorKind.GROUP}:
         raise KafkaException(error)
