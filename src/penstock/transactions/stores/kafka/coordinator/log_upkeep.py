@@ -1,8 +1,8 @@
 """Log upkeep of owned partitions: truncates the half, op and done logs, and detects lost records and replaced topics.
 
 It deletes records below the checkpoints: first of half and op, and of done only those that no record of half or op
-needs. If another program deleted needed records or replaced a topic, it logs an error, and the partition is given up and
-recovered from the logs as they are. It also looks up the end of the half log for decisions that wait for a half.
+needs. If another program deleted needed records or replaced a topic, it logs an error and gives the partition up, which
+is then recovered from the present logs. It also looks up the end of the half log for decisions that wait for a half.
 
 No method waits: brokers are asked, and the answer is processed later. An answer is true at some time after its request.
 So the requested end of a log proves more than the end that came with a fetch.

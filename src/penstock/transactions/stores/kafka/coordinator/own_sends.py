@@ -139,28 +139,26 @@ class OwnSends:
         self._context.ration.warn(f"not stored {topic} {error.code()}", text, what, topic, reason(error))
 
 
-#: Seconds between two records at least, and until what has not changed is written again.
-_MIN_INTERVAL_S = 1.0
+#: Seconds after which an unchanged status is written again.
 _REPEAT_INTERVAL_S = 20.0
 
 
 class StatusLog:
-    """Writes the status of one coordinator. Used by its thread, which never waits here, and gets no exception."""
+    """Writes the status of one coordinator. Used by its thread; never waits and never raises."""
 
     def __init__(self, topic: str, sends: OwnSends) -> None:
         self._topic = topic
         self._sends = sends
-        # What was written last, less its time; None: nothing, or that nothing is the matter.
+        # The last written status without its time; None if that had nothing to report, or none was written.
         self._last: Status | None = None
-        self._tried_at = self._last_at = float("-inf")
+        self._last_at = float("-inf")
 
     def write(self, status: Status, now: float) -> None:
-        """Write a status down if it is new, or if the last record grows old; `now` is in monotonic seconds."""
+        """Write a status if it has changed or its last record is old; `now` is in monotonic seconds."""
         news = replace(status, at_ms=0) if status.is_notable else None
         is_due = news != self._last or (news is not None and now - self._last_at >= _REPEAT_INTERVAL_S)
-        if not is_due or now - self._tried_at < _MIN_INTERVAL_S:
+        if not is_due:
             return
-        self._tried_at = now
         key, what = status.coordinator.encode(), "the status, without which `penstock tx ls` shows less,"
         if self._sends.write(self._topic, 0, key, encode_status(status), what):
             self._last, self._last_at = news, now
