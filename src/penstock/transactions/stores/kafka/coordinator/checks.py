@@ -1,10 +1,9 @@
-"""Which undecided transactions are due for a check, for the discard policy, or for a rollback.
+"""The check scheduler: sends due checks, applies the discard policy, rolls incomplete transactions back.
 
-A check is sent only once the op log was read up to an append time at or past the time at which it was due: what was
-decided before then needs no check. Where nothing new comes, the coordinator writes a mark of its own (a TICK) into the
-op log and waits until it has read it. That also tells it the broker's time. A request is sent only to a group that has
-a live producer, so that a group that is down for hours spends no checks, and finds no heap of stale requests when it
-comes back.
+A check is sent only after the op log is read up to an append time at or past the check's due time: a transaction that
+was decided before needs no check. If no new records come, the coordinator writes a mark (TICK) into the op log and
+waits until it has read the mark. The mark also carries the broker's time. A check is sent only to a group with a live
+producer. So a group that is down for hours spends no checks, and does not find many stale requests at its return.
 """
 
 from __future__ import annotations
@@ -33,25 +32,25 @@ from penstock.transactions.wire.ops import Verdict
 
 _log = logging.getLogger("penstock.transactions")
 
-#: Seconds for which it is believed that a group has live producers, or none; and that an answer is waited for.
+#: Seconds for which an answer about the live producers of a group is valid; and seconds to wait for an answer.
 _LIVENESS_VALID_S = 1.0
 _ANSWER_S = 5.0
 
 
 class Liveness:
-    """Which producer groups have a live producer. Used by the coordinator's thread; never waits."""
+    """Knows which producer groups have a live producer. Used by the coordinator's thread; never waits."""
 
     def __init__(self, context: CoordinatorContext, make_admin: Callable[[], AdminClient]) -> None:
         self._context, self._topics = context, context.topics
         self._make_admin, self._admin = make_admin, make_admin()
-        # By producer group: when it was learnt, and whether a producer is alive.
+        # By producer group: the time of the last answer, and whether a producer is alive.
         self._alive: dict[str, tuple[float, bool]] = {}
-        # What that client was asked, and since when there is no answer that tells.
+        # By producer group: since when there is no usable answer, and the running request.
         self._asked: dict[str, tuple[float, Future[Any]]] = {}
 
     def hindrance(self, group: str, now: float) -> str | None:
-        """Return what the checks of a group wait for, empty while it is not known; None: it has a live producer."""
-        hindrance, said = "", ""
+        """Return what the checks of a group wait for; None if it has a live producer, empty if that is not known."""
+        hindrance, cause = "", ""
         since, future = self._asked.get(group, (now, None))
         if future is not None and future.done():
             del self._asked[group]
@@ -59,16 +58,16 @@ class Liveness:
             if alive is not None:
                 self._alive[group], since = (now, alive), now
             elif isinstance(error := future.exception(), KafkaException):
-                said = f" ({reason(error)})"
+                cause = f" ({reason(error)})"
         if now - since > _ANSWER_S:
             text = (
                 "the producers of group %s are not checked: no broker said within %g s whether one runs%s; see whether "
                 "the brokers run"
             )
-            self._context.ration.warn(f"unknown {group}", text, group, _ANSWER_S, said)
+            self._context.ration.warn(f"unknown {group}", text, group, _ANSWER_S, cause)
             self._asked.clear()
             hindrance, since = NO_ANSWER.format(group), now
-            with suppress(KafkaException):  # no token for another client now: the one that is there asks again
+            with suppress(KafkaException):  # without a token for a new client, the old client asks again
                 self._admin = self._make_admin()
         learnt, alive = self._alive.get(group, (None, False))
         if learnt is not None and now - learnt < _LIVENESS_VALID_S:
@@ -79,7 +78,7 @@ class Liveness:
         return hindrance
 
     def _has_members(self, answer: Future[Any], group: str) -> bool | None:
-        """Read the answer to "who is in this group"; None when it was no answer."""
+        """Return whether the group has members, by the broker's answer; None if that is not known."""
         error, right = answer.exception(), group_right(group, Operation.DESCRIBE)
         if error is None:
             self._context.rights.granted(right)
@@ -92,20 +91,20 @@ class Liveness:
         return None
 
 
-#: Checks sent in one round: a crowd of undecided halves delays nobody's commit.
+#: Checks sent in one round at most: many undecided halves must not delay commits.
 _CHECKS = 200
-#: Seconds until a check is tried again when it is not known whether anybody is there to be asked.
+#: Seconds until a check is tried again while it is not known whether its group has a producer.
 _RETRY_DELAY_S = 0.1
-#: Seconds until it is looked whether some of them were answered.
+#: Seconds until a group or a read is tried again that has too many open requests.
 _WINDOW_POLL_S = 0.02
 #: Seconds between two marks in one op log.
 _MARK_INTERVAL_S = 0.5
-#: Seconds after which the broker's clock is read again while something is pending.
+#: Seconds after which the broker's clock is read again while transactions are pending.
 _CLOCK_INTERVAL_S = 30.0
 
 
 class CheckScheduler:
-    """Sends what is due. Used by the coordinator's thread."""
+    """Handles due transactions. Used by the coordinator's thread."""
 
     def __init__(
         self, context: CoordinatorContext, liveness: Liveness, sends: OwnSends, discarding: Discarding
@@ -114,12 +113,11 @@ class CheckScheduler:
         self._liveness = liveness
         self._sends = sends
         self._discarding = discarding
-        # By producer group that could not be asked: half partition and id of the transaction that it was to be asked
-        # about, and what that waits for.
+        # By producer group that could not be checked: half partition and id of the transaction, and the reason.
         self._unasked: dict[str, tuple[int, str, str]] = {}
 
     def unasked(self, owned: Mapping[int, HalfPartition]) -> dict[str, str]:
-        """Return the producer groups that could not be asked, each with what its undecided transactions wait for."""
+        """Return the producer groups that could not be checked, each with the reason."""
         self._unasked = {
             group: (number, name, why)
             for group, (number, name, why) in self._unasked.items()
@@ -128,14 +126,14 @@ class CheckScheduler:
         return {group: why for group, (_, _, why) in self._unasked.items()}
 
     def run(self, partition: HalfPartition, now: float) -> None:
-        """Send what is due in a partition that is owned; `now` is in monotonic seconds."""
+        """Handle the due transactions of an owned partition; `now` is in monotonic seconds."""
         self._discarding.tend()
         if not partition.state.pending or not partition.is_recovered:
             return
         due = partition.plan.next_due()
         time_s = partition.clock.now_ms(now) / 1000
         is_due = due is not None and due <= time_s
-        # At first, what was read may be of long ago: only what is written now tells what time it is.
+        # The records read first may be old: only a new record shows the present time.
         clock = partition.clock
         is_unsure = partition.ticked_at < 0 or now - clock.set_at > _CLOCK_INTERVAL_S or clock.is_disputed
         is_behind = is_due and partition.feed.ops_read_to_ms / 1000 < time_s - _MARK_INTERVAL_S
@@ -169,7 +167,7 @@ class CheckScheduler:
         try:
             is_sent = self._sends.ask(partition.number, pending)
         except KafkaException as error:
-            # Its own fault: the others of its group are asked.
+            # The cause is this record; other transactions of the group are still checked.
             self._counts.no_producer += 1
             plan.postpone(pending, time_s + interval)
             if self._ration.is_due(f"uncheckable {pending.transaction_id}"):
@@ -188,7 +186,7 @@ class CheckScheduler:
             return
         self._unasked.pop(group, None)
         plan.sent(pending, pending.requested, time_s)
-        # Its question holds it now; the next one is not asked for some time.
+        # The request holds the payload now; the next check comes much later.
         partition.state.payloads.drop_if_short(pending)
         self._counts.checks += 1
         if is_unanswered:
@@ -196,7 +194,7 @@ class CheckScheduler:
             self._ration.warn(f"unanswered {group}", text, pending.half.transaction_id, interval, group)
 
     def _leave_alone(self, partition: HalfPartition, pending: Pending, hindrance: str, time_s: float) -> None:
-        """Ask a group nothing for a while, for nobody is there, or it is not known yet whether somebody is."""
+        """Pause the checks of a group that has no live producer, or for which that is not known yet."""
         plan, group = partition.plan, pending.half.group
         plan.postpone(pending, time_s)
         if hindrance:
@@ -205,13 +203,13 @@ class CheckScheduler:
             self._counts.no_producer += bool(hindrance)
             plan.park(group, time_s + _RETRY_DELAY_S)
             return
-        # One question for all of a group: it is left alone, and costs nothing, until it is looked for again.
+        # This parks all transactions of the group; they cost nothing until the next look.
         self._counts.no_producer += 1 + plan.park(group, time_s + self._policy.interval_s)
         text = "no producer of group %s answers the check of transaction %s; start one with a check function"
         self._ration.warn(f"nobody {group}", text, group, pending.half.transaction_id)
 
     def _end_incomplete(self, partition: HalfPartition, pending: Pending, now: float) -> None:
-        """Roll a transaction back whose halves cannot all come any more: its local transaction never began."""
+        """Roll back a transaction whose halves can no longer all come: its local transaction never began."""
         until_ms = pending.birth_ms + self._policy.incomplete_s * 1000
         if partition.feed.halves_read_to_ms < until_ms and not partition.feed.is_at_end(now):
             return
@@ -227,24 +225,24 @@ class CheckScheduler:
             self._await_payload(partition, pending, time_s)
             return
         half = pending.half
-        # By id: what waits for a slow policy does not keep in memory what is settled meanwhile.
+        # By id: then a slow policy keeps no settled transaction in memory.
         first = partial(_undecided_half, partition, half.transaction_id)
         decide = partial(self._decide, partition, half.transaction_id)
         self._discarding.settle(Exhausted(half.transaction_id, half.group, pending.check_count, first, decide))
         partition.plan.postpone(pending, time_s + self._policy.interval(pending.check_count + 1))
 
     def _await_payload(self, partition: HalfPartition, pending: Pending, time_s: float) -> None:
-        """Have a payload read that a question needs: it comes up again as soon as it is there."""
+        """Request a payload that the check needs; the transaction is due again as soon as it is read."""
         plan = partition.plan
         if partition.state.payloads.want(pending):
             plan.await_payload(pending, time_s + self._policy.interval(pending.check_count + 1))
         else:
-            # As many as may be are being read.
+            # The limit of concurrent payload reads is reached.
             plan.postpone(pending, time_s)
             plan.park(plan.turn_of(pending), time_s + _WINDOW_POLL_S)
 
     def _decide(self, partition: HalfPartition, transaction_id: str, verdict: Verdict) -> None:
-        """Store what the discard policy said; also called by its threads."""
+        """Store the decision of the discard policy. Also called by the policy's threads."""
         pending = partition.state.undecided(transaction_id)
         if pending is not None:
             self._sends.decide(partition.number, pending, verdict)
@@ -252,5 +250,5 @@ class CheckScheduler:
 
 def _undecided_half(partition: HalfPartition, transaction_id: str) -> Half | None:
     pending = partition.state.undecided(transaction_id)
-    # One whose payload was dropped meanwhile comes up again.
+    # If the payload was dropped meanwhile, the transaction is due again later.
     return None if pending is None or pending.dropped is not None else pending.half
