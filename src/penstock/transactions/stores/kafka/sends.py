@@ -1,9 +1,9 @@
-"""Halves and decisions on their way into the half and op topics.
+"""Sends halves into the half topic and decisions into the op topic, many decisions in one record.
 
-All halves of one transaction are stored, or it is rolled back. Of decisions many go in one record, by Nagle's rule: one
-goes at once where none is under way; those that come meanwhile gather, in their order, and go together when the answer
-is there. So one caller waits for nothing, and of thousands each pays a small part of a record. Lanes, one for each
-producer group and half partition, keep decisions in the order in which they were made.
+All halves of a transaction are stored, or the transaction is rolled back. Decisions are batched by Nagle's rule: the
+first one is sent at once; decisions that come meanwhile collect in order and are sent together after the next delivery
+report. So a single caller never waits, and thousands of callers share a record. Each producer group and half partition
+has a queue, which keeps its decisions in the order in which they were made.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ from penstock.transactions.wire.topics import StoreTopics
 
 _log = logging.getLogger("penstock.transactions")
 
-#: Most decisions in one record: some 100 kB.
-_MOST = 2_000
-#: Records of one lane that may be under way.
-_UNDER_WAY = 2
+#: Decisions in one record at most: some 100 kB.
+_MAX_DECISIONS = 2_000
+#: Unacknowledged records of one queue at most.
+_MAX_IN_FLIGHT = 2
 
 Waiting = tuple[Op, DecidedCallback]
 
 
 @dataclass(slots=True, eq=False)
-class _Lane:
-    """Decisions of one group for one half partition. All fields are guarded by the lock."""
+class _DecisionQueue:
+    """The decisions of one group for one half partition. The lock guards the fields, unless they say otherwise."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     waiting: deque[Waiting] = field(default_factory=deque)
-    under_way: int = 0
-    #: Whether it is to be looked at after the reports under way. The delivery thread's alone, and under no lock.
-    is_gathering: bool = False
+    in_flight: int = 0
+    #: Whether it is in `_to_flush` for decisions of the delivery thread. Used by that thread only, without the lock.
+    is_marked: bool = False
 
 
 class RecordSends:
-    """Writes the records of one producer: halves into the half topic, decisions into the op topic. Thread-safe.
+    """Sends the halves and decisions of one producer. Thread-safe.
 
-    `pace` says when answers to decisions are given.
+    `pace` controls when decisions are answered.
     """
 
     def __init__(self, sends: AckedProducer, topics: StoreTopics, pace: PublicationPace) -> None:
@@ -57,18 +57,18 @@ class RecordSends:
         self._topics = topics
         self._half_topic, self._op_topic = topics.half, topics.op
         self._pace = pace
-        #: Guards what is known of the halves of transactions with several.
+        #: Guards the state of transactions with several halves.
         self.parts_lock = threading.Lock()
-        # Only grows; setdefault is one step under the interpreter lock.
-        self._lanes: dict[tuple[str, int], _Lane] = {}
-        # Lanes to look at after the reports under way. Any thread adds, the delivery thread takes.
-        self._dirty: deque[_Lane] = deque()
+        # Only grows; setdefault is atomic under the interpreter lock.
+        self._queues: dict[tuple[str, int], _DecisionQueue] = {}
+        # Queues to flush after the present delivery reports. Any thread adds, the delivery thread takes.
+        self._to_flush: deque[_DecisionQueue] = deque()
 
     def prepare(self, halves: Sequence[Half], callback: PreparedCallback, ordering_key: bytes | None = None) -> None:
         """Store halves in one half partition and call back once they are durable.
 
-        Where one is not known to be durable, the callback gets `HalfNotStoredError`, and a ROLLBACK is written after
-        them, so that they are settled without a check should they turn up after all.
+        If a half is not known to be durable, the callback gets `HalfNotStoredError`, and a ROLLBACK is sent: it settles
+        halves that were stored after all, without a check.
         """
         first = halves[0]
         key = first.key if ordering_key is None else ordering_key
@@ -84,13 +84,13 @@ class RecordSends:
                 return
 
     def why_not(self, error: KafkaError | KafkaException | StoppedError) -> str:
-        """Say why a half is not stored."""
+        """Return the reason why a half is not stored."""
         if isinstance(error, StoppedError):
             return str(error)
         return self._sends.why(self._half_topic, error.args[0] if isinstance(error, KafkaException) else error)
 
     def not_stored(self, stored: StoredHalves, cause: str, *, is_posted: bool) -> HalfNotStoredError:
-        """Have halves rolled back that may turn up after all; return the error that tells of them."""
+        """Roll back halves that may be stored after all; return the error for the callback."""
         half, partition = stored.halves[0], stored.partition
         if is_posted:
             op = Op(half.transaction_id, Verdict.ROLLBACK, Author.PRODUCER, half.group, partition, (), 0)
@@ -101,72 +101,72 @@ class RecordSends:
         )
 
     def decide(self, op: Op, callback: DecidedCallback) -> None:
-        """Have a decision written; call back once it is durable, or that is not known."""
+        """Send a decision; call back once it is durable, or with the error if that is not known."""
         place = (op.group, op.half_partition)
-        lane = self._lanes.get(place)
-        if lane is None:
-            lane = self._lanes.setdefault(place, _Lane())
+        queue = self._queues.get(place)
+        if queue is None:
+            queue = self._queues.setdefault(place, _DecisionQueue())
         if self._sends.in_delivery_thread:
-            # Reports come in crowds: what they lead to goes together. To append is one step under the interpreter lock;
-            # whoever sends what waits takes it from the other end, under the lane's lock.
-            lane.waiting.append((op, callback))
-            if not lane.is_gathering:
-                lane.is_gathering = True
-                self._dirty.append(lane)
+            # Delivery reports come in groups, so their decisions are sent together. append() is atomic under the
+            # interpreter lock; _flush takes from the other end, under the queue's lock.
+            queue.waiting.append((op, callback))
+            if not queue.is_marked:
+                queue.is_marked = True
+                self._to_flush.append(queue)
             return
-        with lane.lock:
-            lane.waiting.append((op, callback))
-            if lane.under_way:
+        with queue.lock:
+            queue.waiting.append((op, callback))
+            if queue.in_flight:
                 return
-            refused = self._flush(lane)
+            refused = self._flush(queue)
         self._refuse(*refused)
 
     @property
-    def open(self) -> int:
-        """Lanes with decisions that are not answered for."""
-        return sum(1 for lane in list(self._lanes.values()) if lane.waiting or lane.under_way)
+    def unanswered(self) -> int:
+        """The number of queues with unanswered decisions."""
+        return sum(1 for queue in list(self._queues.values()) if queue.waiting or queue.in_flight)
 
     def after_reports(self) -> None:
-        """Send what gathered while reports came in. Called by the delivery thread."""
-        for _ in range(len(self._dirty)):
-            lane = self._dirty.popleft()
-            lane.is_gathering = False
-            with lane.lock:
-                refused = self._flush(lane)
+        """Flush the queues that collected decisions during delivery reports. Called by the delivery thread."""
+        for _ in range(len(self._to_flush)):
+            queue = self._to_flush.popleft()
+            queue.is_marked = False
+            with queue.lock:
+                refused = self._flush(queue)
             self._refuse(*refused)
         self._pace.look()
 
-    def _flush(self, lane: _Lane) -> tuple[list[Waiting], str]:
-        """Send what waits, as far as may be under way; return what the client library refused, and why."""
-        while lane.waiting and lane.under_way < _UNDER_WAY:
-            batch = [lane.waiting.popleft() for _ in range(min(_MOST, len(lane.waiting)))]
+    def _flush(self, queue: _DecisionQueue) -> tuple[list[Waiting], str]:
+        """Send waiting decisions up to the limit of records; return those that the client library refused, and why."""
+        while queue.waiting and queue.in_flight < _MAX_IN_FLIGHT:
+            batch = [queue.waiting.popleft() for _ in range(min(_MAX_DECISIONS, len(queue.waiting)))]
             ops = [op for op, _ in batch]
             try:
-                report = partial(self._report, lane, batch)
+                report = partial(self._report, queue, batch)
                 taken = self._sends.try_post(
                     self._op_topic, ops[0].half_partition, None, encode_ops(ops), report=report
                 )
             except StoppedError as error:
-                # One by one: the delivery thread may add meanwhile.
-                while lane.waiting:
-                    batch.append(lane.waiting.popleft())
+                # One at a time: the delivery thread may append meanwhile.
+                while queue.waiting:
+                    batch.append(queue.waiting.popleft())
                 return batch, str(error)
             except KafkaException as error:
-                # Those behind it are tried with the next reports.
-                self._dirty.append(lane)
+                # Later decisions are tried after the next reports.
+                self._to_flush.append(queue)
                 return batch, self._sends.why(self._op_topic, error.args[0])
             if not taken:
-                lane.waiting.extendleft(reversed(batch))
-                # The delivery thread tries again after its next reports, or after a tenth of a second.
-                self._dirty.append(lane)
+                queue.waiting.extendleft(reversed(batch))
+                # The delivery thread tries again after its next reports, or after 0.1 s.
+                self._to_flush.append(queue)
                 break
-            lane.under_way += 1
+            queue.in_flight += 1
         return [], ""
 
-    def _report(self, lane: _Lane, batch: list[Waiting], error: KafkaError | None, message: Message) -> None:
-        with lane.lock:
-            lane.under_way -= 1
-        self._dirty.append(lane)
+    def _report(self, queue: _DecisionQueue, batch: list[Waiting], error: KafkaError | None, message: Message) -> None:
+        with queue.lock:
+            queue.in_flight -= 1
+        self._to_flush.append(queue)
         if error is not None:
             self._refuse(batch, self._sends.why(self._op_topic, error))
             return
@@ -178,7 +178,7 @@ class RecordSends:
         for _, callback in batch:
             try:
                 callback(None)
-            except Exception:  # noqa: BLE001 - the others of the record must be completed
+            except Exception:  # noqa: BLE001 - the other decisions of the record must be completed
                 _log.exception("a callback of a decision raised")
 
     def _refuse(self, batch: list[Waiting], cause: str) -> None:
@@ -192,10 +192,10 @@ class RecordSends:
 
 
 class StoredHalves:
-    """The halves of one transaction on their way into the half topic, and then their places there.
+    """The halves of one transaction while they are sent, and their offsets once they are stored.
 
-    One object for both: the delivery report of a single half completes it. Reports come from the delivery thread,
-    refusals from the sending one: of several halves they meet under the lock of the sends.
+    The delivery report of a single half completes it without a lock. Several halves are counted under `parts_lock`:
+    reports come from the delivery thread, refusals from the sending thread.
     """
 
     __slots__ = ("_callback", "_error", "_left", "_sends", "halves", "offsets", "partition")
@@ -203,16 +203,16 @@ class StoredHalves:
     def __init__(self, halves: Sequence[Half], partition: int, callback: PreparedCallback, sends: RecordSends) -> None:
         self.halves = halves
         self.partition = partition
-        #: Their places, in the order of the halves, once all are stored.
+        #: The offsets of the halves, in order, once all are stored.
         self.offsets: tuple[int, ...] = ()
         self._callback: PreparedCallback | None = callback
         self._sends = sends
-        # Halves that nothing is known of yet, and the first error.
+        # The number of halves without a report, and the first error.
         self._left = len(halves)
         self._error: str | None = None
 
     def report(self, error: KafkaError | None, message: Message) -> None:
-        """Take the delivery report of one half."""
+        """Process the delivery report of one half."""
         offset = message.offset() or 0
         if error is None and len(self.halves) == 1:
             self.offsets = (offset,)
@@ -221,9 +221,9 @@ class StoredHalves:
             self.settle(1, offset, None if error is None else self._sends.why_not(error), is_posted=True)
 
     def settle(self, count: int, offset: int, cause: str | None, *, is_posted: bool) -> None:
-        """Take in that one half is stored at a place, or so many are not, for a cause; the last one completes them.
+        """Count one half stored at `offset`, or `count` halves that failed with `cause`; answer after the last one.
 
-        `is_posted`: some were handed to the client library.
+        `is_posted`: some halves were handed to the client library.
         """
         with self._sends.parts_lock:
             self._left -= count
@@ -232,14 +232,14 @@ class StoredHalves:
             if self._left:
                 return
         if self._error is None:
-            # They were sent in their order into one partition.
+            # They were sent in order into one partition.
             self.offsets = tuple(sorted(self.offsets))
             self._answer(self)
         else:
             self._answer(self._sends.not_stored(self, self._error, is_posted=is_posted))
 
     def _answer(self, answer: StoredHalves | HalfNotStoredError) -> None:
-        # Its owner mostly holds this object: without the callback neither needs the garbage collector.
+        # The callback's owner mostly refers to this object: dropping the callback avoids a reference cycle.
         callback, self._callback = self._callback, None
         if callback is not None:
             callback(answer)

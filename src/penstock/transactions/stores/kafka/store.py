@@ -164,7 +164,7 @@ class KafkaStore:
             return
         self._watch.pace.end()
         deadline = time.monotonic() + timeout_s
-        ask_again(lambda: not self._records.open, timeout_s, _STOP_POLL_S)
+        ask_again(lambda: not self._records.unanswered, timeout_s, _STOP_POLL_S)
         left = self._sends.stop(max(0.0, deadline - time.monotonic()))
         # What waited behind those is refused.
         self._records.after_reports()
