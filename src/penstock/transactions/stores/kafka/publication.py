@@ -1,11 +1,10 @@
-"""How far publication is, as a producer follows it in the done log: who waits for it, and the pace that it sets.
+"""Back-pressure from publication: a producer follows the done log, and answers decisions at the pace of publication.
 
-A note in `done` stands in the same Kafka transaction as the message it speaks of: once a committed reader sees the one,
-it sees the other. While publication does not keep up, answers of stored decisions come when it has. Who sends faster
-than coordinators publish fills the logs, and each message waits for all before it. So what is decided and not published
-is bounded by what the producer has in flight: an answer beyond that waits until enough was published, and with it
-whoever waits for it before sending more. No answer waits long, and none where publication is away: what it has not
-reached within half a second counts no more.
+A note in `done` is in the same Kafka transaction as its message: a committed reader sees both or neither. A producer
+that sends faster than coordinators publish fills the logs, and each message waits for all before it. So the number of
+decided and unpublished transactions is bounded by a limit that follows from the transactions in flight: an answer above
+the limit waits until enough is published, and the sender waits with it. No answer waits long. If publication stands
+still, none waits: a decision that is unpublished after half a second no longer counts.
 """
 
 from __future__ import annotations
@@ -34,25 +33,25 @@ from penstock.transactions.wire.done_records import decode_done, last_settled
 from penstock.transactions.wire.ops import Verdict
 from penstock.transactions.wire.topics import StoreTopics
 
-#: How many may be decided and not published: at least and at most, and for each transaction in flight beyond a few.
-#: With few in flight the time to visible counts, with hundreds the rate, and more than the most made it no higher.
+#: The limit of decided and unpublished transactions: its bounds, and its growth for each transaction in flight above a
+#: few. With few in flight, the time to visibility matters; with hundreds, the rate, which a higher limit did not raise.
 _LEAST, _MOST = 128, 4_000
 _EACH, _FEW = 6, 42
-#: Seconds that an answer is held at most, about. Who catches up after an outage is behind for much longer.
+#: Approximate seconds that an answer waits at most. Coordinators that catch up after an outage lag for much longer.
 _MAX_PACING_S = 0.1
-#: Seconds after which a decision that is not published yet counts no more.
+#: Seconds after which an unpublished decision no longer counts.
 _LAG_VALID_S = 0.5
-#: Seconds in which as many decisions as may be unpublished make a producer busy enough to follow the publication.
+#: A producer with more than `_LEAST` decisions in these seconds is busy: it follows the publication.
 _BUSY_WINDOW_S = 0.1
 
-#: OpPlace of a decision: offset of its op record, and index there.
+#: The place of a decision: the offset of its op record, and its index there.
 OpPlace = tuple[int, int]
 _NOWHERE: OpPlace = (-1, -1)
 Complete = Callable[[], object]
 
 
 class _Answered(NamedTuple):
-    """An op record whose decisions are answered and not published: the place of the last one, how many, since when."""
+    """An op record: the place of its last decision, the number of decisions, and the time when it was stored."""
 
     place: OpPlace
     decisions: int
@@ -60,7 +59,7 @@ class _Answered(NamedTuple):
 
 
 class _Held(NamedTuple):
-    """An op record whose decisions are stored and not answered."""
+    """A stored op record whose decisions are not answered yet."""
 
     partition: int
     record: _Answered
@@ -68,13 +67,13 @@ class _Held(NamedTuple):
 
 
 class PublicationPace:
-    """Holds answers back while publication lags. Thread-safe; answers are given in the thread that lets them go.
+    """Delays answers while publication lags. Thread-safe; the thread whose call releases answers gives them.
 
     Args:
-        in_flight: tells how many transactions the producer has in flight.
-        follow: has `published` called from now on, by a thread that follows the publication; called once, when the
-            producer becomes busy. Until the first such call nothing is held.
-        now: the time in seconds that only rise.
+        in_flight: returns the number of transactions that the producer has in flight.
+        follow: starts a thread that follows the publication and calls `published`. Called once, when the producer
+            becomes busy. No answer is delayed before the first `published`.
+        now: a monotonic clock in seconds.
     """
 
     def __init__(
@@ -85,20 +84,20 @@ class PublicationPace:
         self._now = now
         # Guards all below.
         self._lock = threading.Lock()
-        # By half partition, in the order of the op log; and how many decisions they are in all.
+        # Answered and unpublished op records by half partition, in log order; and their number of decisions.
         self._answered: defaultdict[int, deque[_Answered]] = defaultdict(deque)
         self._ahead = 0
-        # In the order in which they were stored.
+        # In the order of storing.
         self._held: deque[_Held] = deque()
-        # To which place each half partition is published, and when the last of them moved.
+        # The last published place of each half partition, and the time of the last progress.
         self._published: dict[int, OpPlace] = {}
         self._moved_at = float("-inf")
         self._is_followed = self._is_ended = False
-        # Decisions stored since a monotonic second, for telling who is busy.
+        # The decisions stored in the present busy window, and its begin.
         self._count, self._since = 0, now()
 
     def stored(self, partition: int, offset: int, count: int, complete: Complete) -> None:
-        """Take in that an op record with so many decisions is stored; `complete` gives their answers, now or later."""
+        """Note a stored op record with `count` decisions; `complete` answers them, now or later."""
         follows = False
         with self._lock:
             now = self._now()
@@ -117,28 +116,28 @@ class PublicationPace:
         return self._count > _LEAST
 
     def published(self, partition: int, place: OpPlace) -> None:
-        """Take in that all decisions of a half partition up to a place are published, save what is put off."""
+        """Note that all decisions of a half partition up to a place are published, except delayed messages."""
         with self._lock:
             self._moved_at, self._published[partition] = self._now(), place
             due = self._due(self._moved_at)
         _complete(due)
 
     def look(self) -> None:
-        """Let those go that were held for long. Called now and then."""
+        """Release answers that were held for too long. Called regularly."""
         if self._held:
             with self._lock:
                 due = self._due(self._now())
             _complete(due)
 
     def end(self) -> None:
-        """Let all go, and hold nothing any more."""
+        """Release all answers, and hold none from now on."""
         with self._lock:
             self._is_ended = True
             due = self._due(self._now())
         _complete(due)
 
     def _due(self, now: float) -> list[Complete]:
-        """Return the answers that are due."""
+        """Take and return the answers that are due."""
         is_away = self._is_ended or now - self._moved_at > _LAG_VALID_S
         for partition, records in self._answered.items():
             while records and (now - records[0].at > _LAG_VALID_S or self._is_published(partition, records[0])):
@@ -169,7 +168,7 @@ def _complete(due: list[Complete]) -> None:
 _log = logging.getLogger("penstock.transactions")
 
 _POLL_S = 0.1
-#: Seconds in which brokers shall say where the log ends, and that whoever needs it waits for that, with its last try.
+#: Seconds for the brokers to return the end of the log; and seconds that a caller waits for it, including the last try.
 _ANSWER_S = 10.0
 _BEGIN_S = 2 * _ANSWER_S + CLOSE_S
 #: Milliseconds between two fetches while much is published: each wakes brokers and this process.
@@ -178,9 +177,9 @@ _NEEDED = '{} cannot be read, which wait="published" needs'
 
 
 class DoneWatch:
-    """Follows the done log, once somebody wants that; completes who waits, and tells the pace. Thread-safe.
+    """Follows the done log once it is needed: calls waiting callbacks, and updates the pace. Thread-safe.
 
-    `in_flight` tells how many transactions the producer has in flight.
+    `in_flight` returns the number of transactions that the producer has in flight.
     """
 
     def __init__(
@@ -188,23 +187,24 @@ class DoneWatch:
     ) -> None:
         self._bootstrap_servers, self._config, self._topics = bootstrap_servers, config, topics
         self._name = name
-        #: Which answers to decisions wait.
+        #: Delays answers to decisions.
         self.pace = PublicationPace(in_flight, self.follow)
         self._right = topic_right(Operation.READ, topics.done)
         self._rights = MissingRights(config)
         self._ration = RationedLog()
-        # Added by any thread before the halves are stored, taken by the watching one: single steps on a dict.
+        # Callbacks by transaction id. Any thread adds before the halves are stored, the watching thread removes: atomic
+        # steps on a dict.
         self._waiting: dict[str, SettledCallback] = {}
-        # Whether the right to read the log is missing. The watching thread's.
+        # Whether the permission to read the log is missing. Used by the watching thread.
         self._may_not_read = False
-        # Guards the beginning: the two below.
+        # Guards the two fields below.
         self._lock = threading.Lock()
         self._begun: Future[None] | None = None
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
 
     def add(self, transaction_id: str, callback: SettledCallback) -> None:
-        """Call back once a transaction is settled. Raises what `follow` fails with."""
+        """Call back once a transaction is settled. Raises the error of `follow`."""
         if self._stopping.is_set():
             raise StoppedError(f"{self._topics.done} is not followed any more: {self._name} was stopped")
         try:
@@ -221,10 +221,10 @@ class DoneWatch:
         self._waiting.pop(transaction_id, None)
 
     def follow(self) -> Future[None]:
-        """Follow the log from the end that it has now, if it is not followed yet; the answer is there once it is.
+        """Follow the log from its present end, unless it is followed already; the future is done once it is.
 
-        It fails with `BrokerConnectionError` where that end could not be learnt, and `MissingRightError` where it may
-        not be read.
+        The future fails with `BrokerConnectionError` if that end could not be read, and with `MissingRightError` if the
+        client may not read the log.
         """
         with self._lock:
             if self._begun is None or (self._begun.done() and self._begun.exception() is not None):
@@ -235,7 +235,7 @@ class DoneWatch:
             return self._begun
 
     def stop(self) -> None:
-        """End. Callbacks that still wait are not called; the producer gives those transactions up."""
+        """End. Waiting callbacks are not called; the producer gives these transactions up."""
         self._stopping.set()
         with self._lock:
             thread = self._thread
@@ -259,13 +259,12 @@ class DoneWatch:
         except Exception as error:
             if begun.done():
                 raise
-            # Whatever it is: who waits for the beginning raises it, and who asks next tries again. Where nobody asked,
-            # the producer is not paced.
+            # A waiting caller raises it, and the next follow() tries again. Until then the producer is not paced.
             _log.info("the producer of %s sends at its own pace: %s", self._name, error)
             begun.set_exception(error)
 
     def _begin(self, reader: PartitionReader) -> None:
-        """Read from where the log ends for a committed reader now: what is settled from here on comes behind."""
+        """Read from the present end for committed readers: transactions that are settled later come after it."""
         topic, numbers = self._topics.done, range(self._topics.partitions)
         try:
             bounds = asked_until_ready(lambda: reader.bounds(topic, numbers, _ANSWER_S), _ANSWER_S)
@@ -298,7 +297,7 @@ class DoneWatch:
             self.pace.published(message.partition() or 0, settled)
 
     def _call_back(self, message: Message) -> None:
-        """Complete those who wait for what a record settles."""
+        """Call the callbacks of the transactions that a record settles."""
         try:
             notes = decode_done(message.value()).notes
         except MessageFormatError as bad:

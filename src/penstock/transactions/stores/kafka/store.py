@@ -1,4 +1,4 @@
-"""The store in Kafka topics, as producers see it: halves and decisions in, checks out."""
+"""The store in Kafka topics as producers use it: it stores halves and decisions, and returns checks."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from penstock.transactions.wire.topics import StoreTopics, open_topics, require_
 
 _log = logging.getLogger("penstock.transactions")
 
-#: Requests taken from the check topic at once.
+#: Check requests read at once.
 _REQUESTS = 500
 
 
 class KafkaCheckSource:
-    """A group's share of the check topic. Used by one thread."""
+    """This producer's share of its group's checks. Used by one thread."""
 
     def __init__(self, bootstrap_servers: str, config: ClientConfig, topics: StoreTopics, group: str) -> None:
         self._group = group
@@ -46,11 +46,11 @@ class KafkaCheckSource:
         settings: dict[str, Any] = {
             **config,
             "group.id": topics.checkers(group),
-            # A request that came before the first start of the group shall be answered, too.
+            # Requests from before the first start of the group are answered, too.
             "auto.offset.reset": "earliest",
-            # A producer that died gives its share up after this long; until then its checks are sent in vain.
-            # Partitions added later are noticed within seconds.
+            # Added partitions are noticed within seconds.
             "topic.metadata.refresh.interval.ms": 10_000,
+            # A dead producer keeps its share for this long; until then its checks are sent in vain.
             "session.timeout.ms": 6000,
             "heartbeat.interval.ms": 1500,
         }
@@ -58,10 +58,7 @@ class KafkaCheckSource:
         self._consumer.subscribe([topics.check])
 
     def take(self, timeout_s: float, running: Collection[str] = ()) -> Sequence[CheckRequest]:  # noqa: ARG002 - each is sent to one
-        """Return the checks that are there, waiting at most `timeout_s` seconds for the first.
-
-        What does not read as a request is logged and skipped.
-        """
+        """Return available checks; wait up to `timeout_s` seconds for the first. Unreadable records are logged."""
         first = self._consumer.poll(timeout_s)
         if first is None:
             return ()
@@ -75,7 +72,7 @@ class KafkaCheckSource:
         error = message.error()
         if error is not None:
             self._report_not_read(error)
-            # Errors come back at once: without a pause this would spin.
+            # Errors come again at once: without a pause this would spin.
             time.sleep(0.1)
             return None
         try:
@@ -95,17 +92,17 @@ class KafkaCheckSource:
             self._ration.warn("check", text, self._topics.check, reason(error))
 
     def close(self) -> None:
-        """Leave the group, so that another producer gets its checks at once."""
+        """Leave the group: another producer gets its checks at once."""
         self._consumer.close()
 
 
 _STOP_POLL_S = 0.005
 
-# A member of an enumeration is expensive to look up, and every message passes here.
+# Enum members are slow to look up, and this code runs for every message.
 _PRODUCER = Author.PRODUCER
 
-#: What every producer does with the topics of the store. Who waits for publications, or answers checks, needs READ on
-#: one more, and gets an error when it does.
+#: The permissions that every producer needs. Waiting for publication and answering checks need READ on one more topic;
+#: if it is missing, they raise an error.
 _NEEDS = {
     "half": (Operation.WRITE,),
     "op": (Operation.WRITE,),
@@ -118,8 +115,8 @@ _NEEDS = {
 class KafkaStore:
     """Halves in `<prefix>.half`, decisions in `<prefix>.op`. Thread-safe; `start` and `stop` are called once each.
 
-    A half or decision that is not acknowledged within `send_timeout_s` counts as not stored. `in_flight` tells how many
-    transactions the producer has in flight.
+    A half or decision that is not acknowledged within `send_timeout_s` counts as not stored. `in_flight` returns the
+    number of transactions that the producer has in flight.
     """
 
     def __init__(
@@ -135,14 +132,12 @@ class KafkaStore:
     ) -> None:
         require_prefix(prefix)
         self._bootstrap_servers = bootstrap_servers
-        self._prefix = prefix
-        self._partitions = partitions
         self._config = config
         self._send_timeout_s = send_timeout_s
         self._admin = clients.admin(bootstrap_servers, config)
         self._name = name
         self._sends = AckedProducer(bootstrap_servers, config, send_timeout_s, name)
-        # Set again by start(), with their real partitions; what is made of them is made there, before any other call.
+        # start() sets the topics again, with their real partitions, and makes the parts below before any other call.
         self._topics = StoreTopics(prefix, partitions)
         self._in_flight = in_flight
         self._watch: DoneWatch
@@ -150,44 +145,46 @@ class KafkaStore:
         self._targets = TargetTopics(self._admin, self._topics.may_publish_to, stores_in_kafka=True)
 
     def start(self) -> None:
-        """Create the store's topics where they are absent and start sending. Raises as `open_topics`."""
-        self._topics = open_topics(self._admin, self._prefix, self._partitions, needs=_NEEDS)
+        """Create missing topics of the store and start sending. Raises the errors of `open_topics`."""
+        self._topics = open_topics(self._admin, self._topics.prefix, self._topics.partitions, needs=_NEEDS)
         self._watch = DoneWatch(self._bootstrap_servers, self._config, self._topics, self._name, self._in_flight)
         self._records = RecordSends(self._sends, self._topics, self._watch.pace)
         self._sends.after_reports = self._records.after_reports
         self._sends.start()
 
     def stop(self, timeout_s: float) -> None:
-        """Wait for what is being sent, at most `timeout_s` seconds."""
+        """Wait up to `timeout_s` seconds for unacknowledged records, and end."""
         if self._sends.is_inherited:
-            # What is open there is the parent's.
+            # In a forked process the open records belong to the parent.
             return
         self._watch.pace.end()
         deadline = time.monotonic() + timeout_s
         ask_again(lambda: not self._records.unanswered, timeout_s, _STOP_POLL_S)
         left = self._sends.stop(max(0.0, deadline - time.monotonic()))
-        # What waited behind those is refused.
+        # Decisions that still wait are refused.
         self._records.after_reports()
         if left:
-            _log.warning("%d records of store %s were not acknowledged; checks will settle them", left, self._prefix)
+            _log.warning(
+                "%d records of store %s were not acknowledged; checks will settle them", left, self._topics.prefix
+            )
         self._watch.stop()
 
     def require_target(self, topic: str, partition: int | None) -> None:
-        """Raise as `TargetTopics.require`; or `StoppedError` in a process that was forked from the store's."""
+        """Raise the errors of `TargetTopics.require`, or `StoppedError` in a forked process."""
         self._sends.require_own()
         if partition is not None or topic not in self._targets.counts:
             self._targets.require(topic, partition)
 
     def prepare(self, halves: Sequence[Half], callback: PreparedCallback, ordering_key: bytes | None = None) -> None:
-        """Store halves in one half partition and call back once they are durable, as `RecordSends.prepare` has it."""
+        """Store halves in one half partition; call back once they are durable. See `RecordSends.prepare`."""
         self._records.prepare(halves, callback, ordering_key)
 
     def decide(self, prepared: Prepared, verdict: Verdict, callback: DecidedCallback) -> None:
-        """Store the producer's decision; call back once it is durable, or why that is not known."""
-        assert isinstance(prepared, StoredHalves)  # noqa: S101 - a store gets back what it gave out
+        """Store the producer's decision; call back once it is durable, or with the error if that is not known."""
+        assert isinstance(prepared, StoredHalves)  # noqa: S101 - the caller returns the object of `prepare`
         half = prepared.halves[0]
         place = (prepared.partition, prepared.offsets)
-        # What `Op(...)` does, in half the time: thousands are made a second.
+        # The same as `Op(...)` in half the time: it runs thousands of times a second.
         op = tuple.__new__(Op, (half.transaction_id, verdict, _PRODUCER, half.group, *place, 0, ""))
         self._records.decide(op, callback)
 
@@ -202,23 +199,24 @@ class KafkaStore:
             raise error
 
     def cancel(self, transaction_id: str, group: str, wait_s: float) -> None:
-        """Take a committed message back that is not due yet, and return once it is rolled back; see `Store.cancel`.
+        """Take back a committed message that is not due yet, and return once it is rolled back; see `Store.cancel`.
 
-        It reads what is pending, for no index of ids is kept. Whether the message is due goes by the broker's clock,
-        where the decision is stored: that it came in time is shown by the done log, once a coordinator has settled it.
+        It reads all pending transactions, since there is no index of ids. Whether the message is due depends on the
+        broker's clock when the decision is stored. The done log shows the result, once a coordinator has settled it.
         """
-        with KafkaAdministration(self._bootstrap_servers, self._prefix, self._config) as store:
+        with KafkaAdministration(self._bootstrap_servers, self._topics.prefix, self._config) as store:
             found = store.find(transaction_id)
             end = store.end_of(transaction_id) if found is None else found.pending.verdict
-            if end is None if found is None else found.pending.group != group:
+            is_known = end is not None if found is None else found.pending.group == group
+            if not is_known:
                 raise not_pending(transaction_id, group)
             if found is not None and end is Verdict.COMMIT and found.pending.half.deliver_at_ms is not None:
                 end, waits = store.apply(found, Verdict.ROLLBACK, Author.PRODUCER, "", wait_s)
                 if end is Verdict.ROLLBACK and waits:
                     raise DecisionNotStoredError(
-                        f"transaction {transaction_id}: that it is cancelled is stored, but no coordinator has settled "
-                        f"it in {wait_s:g} s; one that is started does so, if that was stored before it was due: look "
-                        f"with `penstock tx show {transaction_id}`"
+                        f"transaction {transaction_id}: its cancellation is stored, but no coordinator has settled it "
+                        f"in {wait_s:g} s; a running coordinator does so, if it was stored before the message was due: "
+                        f"look with `penstock tx show {transaction_id}`"
                     )
         if end is not Verdict.ROLLBACK:
             raise not_cancelled(transaction_id, end)
@@ -232,5 +230,5 @@ class KafkaStore:
         self._watch.remove(transaction_id)
 
     def checks(self, group: str) -> KafkaCheckSource:
-        """Return the checks of a producer group: its share of `<prefix>.check`."""
+        """Return the checks of a producer group, from `<prefix>.check`."""
         return KafkaCheckSource(self._bootstrap_servers, self._config, self._topics, group)
