@@ -1,7 +1,7 @@
-"""What an operator may do with the transactions of a store in Kafka: look, decide, bring a discarded one back.
+"""The operator's acts on a store in Kafka: list, decide, and resume discarded transactions.
 
-Looking needs no coordinator. A decision is an op record like anybody's: it counts if it is the first, and takes effect
-when a coordinator runs. Each act is in the audit log before it is done.
+Listing needs no coordinator. A decision is an op record like any other: it counts if it is the first, and takes effect
+when a coordinator runs. Each act is written into the audit log first.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ _SETTLED_POLL_S = 0.3
 
 
 class KafkaAdministration(AuditLog, Administration):
-    """An operator's hands on one store. Used by one thread; use it as a context manager.
+    """An operator's access to one store, as a context manager. Used by one thread.
 
-    Its questions wait at most about `wait_s` seconds in all for brokers that do not answer at once.
+    All requests together wait about `wait_s` seconds at most for slow brokers.
 
-    Raises `BrokerConnectionError`, `MissingRightError` where this client may not read the store, and `PenstockError`
-    where there is none.
+    Raises `BrokerConnectionError`, `MissingRightError` if this client may not read the store, and `PenstockError` if
+    there is no such store.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class KafkaAdministration(AuditLog, Administration):
         topics = StoreTopics(prefix)
         super().__init__(bootstrap_servers, config or {}, topics, wait_s)
         self._wait_s = wait_s
-        # What was read of the coordinators last, and why that was nothing.
+        # The statuses read last, and the reason if none could be read.
         self._statuses: Sequence[Status] = ()
         self._unseen = ""
         counts = self.ask(lambda limit_s: partition_counts(self.admin, limit_s))
@@ -74,7 +74,7 @@ class KafkaAdministration(AuditLog, Administration):
         self.topics = StoreTopics(prefix, counts[topics.half])
 
     def pending(self) -> Sequence[PendingTransaction]:
-        """Return what is not settled, oldest first. Ages are by this machine's clock."""
+        """Return the pending transactions, oldest first. Ages use this machine's clock."""
         return [found.shown for found in self._read()]
 
     def show(self, transaction_id: str) -> PendingTransaction | None:
@@ -88,12 +88,12 @@ class KafkaAdministration(AuditLog, Administration):
 
     def _read(self, kept: str | None = None) -> list[Found]:
         read = read_partitions(self, kept)
-        # After it: a broker with the coordinators' status that is away costs the list nothing.
+        # Last: if the broker of the status topic is away, the list is still complete.
         self._statuses, self._unseen = read_statuses(self)
         return found_in(read, self._statuses)
 
     def notices(self, pending: Sequence[PendingTransaction]) -> list[str]:
-        """Return which groups have nobody to ask, and what coordinators say to be wrong, a line for each."""
+        """Return a line for each group without a producer, and for each problem that a coordinator reports."""
         waiting = sorted({it.group for it in pending if it.decided is None and not it.waits_for})
         alone = [
             f"no producer of group {group} is alive that answers checks: its undecided transactions wait until one "
@@ -105,19 +105,19 @@ class KafkaAdministration(AuditLog, Administration):
         return [*alone, *(line for status in self._statuses for line in status.lines())]
 
     def _without_producers(self, groups: Sequence[str]) -> Iterator[str]:
-        """Yield those producer groups of which no producer that answers checks is alive."""
+        """Yield the producer groups without a live producer that answers checks."""
         checkers = {self.topics.checkers(group): group for group in groups}
         for name, asked in describe_groups(self.admin, checkers).items() if checkers else ():
             try:
                 has_members = bool(answered(asked, self._wait_s).members)
             except KafkaException as error:
-                # What brokers do not say is not known, and nothing is said of it.
+                # After another error it is unknown, and nothing is reported.
                 has_members = code_of(error) != KafkaError.GROUP_ID_NOT_FOUND
             if not has_members:
                 yield checkers[name]
 
     def decide(self, transaction_id: str, verdict: Verdict, actor: str, why: str = "", timeout_s: float = 0.0) -> str:
-        """Store an operator's decision; see `Administration.decide`. Only a coordinator lets it take effect."""
+        """Store an operator's decision; see `Administration.decide`. A coordinator must run to apply it."""
         found = self.find(transaction_id)
         if found is None:
             raise TransactionError(
@@ -144,10 +144,10 @@ class KafkaAdministration(AuditLog, Administration):
     def apply(
         self, found: Found, verdict: Verdict, author: Author, actor: str, timeout_s: float
     ) -> tuple[Verdict, str]:
-        """Store a decision, and wait until it took effect, at most `timeout_s` seconds.
+        """Store a decision, and wait up to `timeout_s` seconds until it has taken effect.
 
-        Returns the decision that stands, this one or an earlier one, and what it still waits for; empty: it is settled.
-        Raises `DecisionNotStoredError` where it is not known to be stored.
+        Returns the decision that prevails (this or an earlier one) and what it waits for; empty if it is settled.
+        Raises `DecisionNotStoredError` if it is not known to be stored.
         """
         pending, number = found.pending, found.half_partition
         place = (self.topics.done, number)
@@ -162,14 +162,14 @@ class KafkaAdministration(AuditLog, Administration):
         return now.pending.verdict, now.shown.waits_for or "a coordinator"
 
     def end_of(self, transaction_id: str) -> Verdict | None:
-        """Return how a transaction was settled, as far as the done log still says so."""
+        """Return the end of a transaction, if the done log still has it."""
         ends = (end_of(self, transaction_id, number) for number in range(self.topics.partitions))
         return next((end for end in ends if end is not None), None)
 
     def _may_follow(self, found: Found, verdict: Verdict) -> bool:
-        """Tell whether a decision may count though another one stands; the coordinator judges it.
+        """Return whether a decision may count after an earlier one; the coordinator judges it.
 
-        What is committed and not due can be taken back; what its target refuses can be discarded.
+        A committed message that is not due can be rolled back; a message that its target refuses can be discarded.
         """
         pending = found.pending
         if pending.verdict is not Verdict.COMMIT:
@@ -179,9 +179,9 @@ class KafkaAdministration(AuditLog, Administration):
         return verdict is Verdict.DISCARD and bool(target_text(pending.topics, self._statuses))
 
     def resume(self, transaction_id: str, actor: str, why: str = "", *, again: bool = False) -> int:
-        """Bring a discarded transaction back; see `Administration.resume`.
+        """Resume a discarded transaction; see `Administration.resume`.
 
-        The act in the audit log is the claim: what stands at a place of the discarded topic is brought back once.
+        Its audit record is the claim: each place of the discarded topic is resumed once.
         """
         if again and self.find(transaction_id) is not None:
             raise TransactionError(
@@ -189,7 +189,7 @@ class KafkaAdministration(AuditLog, Administration):
                 "`penstock tx show`"
             )
         topics = self.topics
-        # Before the claim: what may not be stored after it would count as brought back.
+        # Before the claim: after it, a half that could not be stored would count as resumed.
         needed = [
             topic_right(Operation.WRITE, topics.half),
             topic_right(Operation.READ, topics.audit),
@@ -212,7 +212,6 @@ class KafkaAdministration(AuditLog, Administration):
         return len(halves)
 
     def _store_op(self, op: Op) -> None:
-        """Store a decision."""
         try:
             key = op.transaction_id.encode()
             self.producer.store(self.topics.op, op.half_partition, key, encode_op(op), limit_s=ANSWER_S)

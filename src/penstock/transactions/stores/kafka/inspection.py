@@ -1,8 +1,8 @@
-"""What is pending in a store in Kafka, read without a coordinator and without changing anything.
+"""Reads the pending transactions of a store in Kafka, without a coordinator and without changes.
 
-It reads as a coordinator does that takes the partitions over: positions, the done log, the half log, the op log, into
-the same state machine. But it waits for nobody's transaction: what is settled while it reads may still show as pending.
-No more payloads are in memory than those of the one transaction that is asked for.
+It reads like a coordinator at a recovery (positions, done log, half log, op log) into the same state machine. But it
+does not wait for open Kafka transactions: a transaction that is settled meanwhile may still show as pending. It keeps
+the payloads of one requested transaction only.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ from penstock.transactions.wire.done_records import Done, decode_done
 from penstock.transactions.wire.half import decode_half
 from penstock.transactions.wire.ops import Verdict, decode_ops
 
-#: The last records of the status topic: more than dozens of coordinators write in the time for which they count.
+#: The number of last status records to read: more than dozens of coordinators write while a status is valid.
 _STATUS_RECORDS = 5_000
 
 
 class Found(NamedTuple):
-    """A pending transaction, where it is, and as an operator sees it."""
+    """A pending transaction, its half partition, and its view for operators."""
 
     half_partition: int
     pending: Pending
@@ -56,13 +56,13 @@ class Found(NamedTuple):
 
 @dataclass(slots=True)
 class ReadPartition:
-    """What was read of one half partition; payloads are kept of the transaction of one id."""
+    """The state of one half partition; only the transaction `kept` has its payload."""
 
     state: PartitionState
     kept: str | None
 
     def take_half(self, message: Message) -> None:
-        """Take a record of the half log in."""
+        """Process a record of the half log."""
         offset, state = message.offset() or 0, self.state
         if offset < state.half_position:
             return
@@ -76,7 +76,7 @@ class ReadPartition:
             pending.drop()
 
     def take_op(self, message: Message) -> None:
-        """Take a record of the op log in."""
+        """Process a record of the op log."""
         offset, state = message.offset() or 0, self.state
         if offset < state.op_position:
             return
@@ -88,15 +88,12 @@ class ReadPartition:
 
 
 def read_partitions(reads: Inspection, kept: str | None = None) -> dict[int, ReadPartition]:
-    """Read the logs of all half partitions as a coordinator does; report logs that were replaced or cut.
-
-    Payloads are in memory of the transaction `kept` alone.
-    """
+    """Read the logs of all half partitions; log replaced and truncated logs. Keep only the payload of `kept`."""
     logs = names_of(reads.topics)
     numbers = range(reads.topics.partitions)
     places = [(topic, number) for number in numbers for topic in logs.values()]
     committed = reads.ask(lambda limit_s: _committed(reads, places, limit_s))
-    # After the positions: an end that was asked for before may lie below one.
+    # Bounds after positions: an end that was read earlier may lie below a position.
     found_ids = reads.ask(lambda limit_s: ask_topic_ids(reads.admin, logs.values(), limit_s)).ids
     ids = {log: found_ids[topic] for log, topic in logs.items() if topic in found_ids}
     bounds = reads.bounds(places)
@@ -124,16 +121,13 @@ def read_partitions(reads: Inspection, kept: str | None = None) -> dict[int, Rea
 
 
 def read_statuses(reads: Inspection) -> tuple[list[Status], str]:
-    """Return the last status of each coordinator, unless that was long ago.
-
-    And why none was seen, where they may not be read, or a broker of their topic is away.
-    """
+    """Return the valid status of each coordinator, and the reason if the status topic cannot be read."""
     latest: dict[str, Status] = {}
     try:
         for message in reads.read_all(reads.topics.status, _STATUS_RECORDS):
             with contextlib.suppress(MessageFormatError):
                 status = decode_status(message.value())
-                # The broker's time: ages go by it everywhere.
+                # Ages use the broker's time.
                 latest[status.coordinator] = replace(status, at_ms=message.timestamp()[1])
     except (MissingRightError, BrokerConnectionError) as error:
         return [], str(error)
@@ -142,10 +136,7 @@ def read_statuses(reads: Inspection) -> tuple[list[Status], str]:
 
 
 def found_in(read: Mapping[int, ReadPartition], statuses: Sequence[Status]) -> list[Found]:
-    """Return what is not settled, oldest first, and what it waits for by the statuses of the coordinators.
-
-    Ages are by this machine's clock.
-    """
+    """Return the pending transactions, oldest first, with what they wait for. Ages use this machine's clock."""
     found, now_ms = list[Found](), time.time() * 1000
     for number, partition in read.items():
         for pending in partition.state.pending.values():
@@ -157,7 +148,7 @@ def found_in(read: Mapping[int, ReadPartition], statuses: Sequence[Status]) -> l
 
 
 def end_of(reads: Inspection, transaction_id: str, half_partition: int, done_from: int = 0) -> Verdict | None:
-    """Return how a transaction was settled, as the done log says at or above an offset, or None."""
+    """Return the end of a transaction in the done log at or above an offset, or None."""
     place = (reads.topics.done, half_partition)
     for message in reads.read({place: done_from}, reads.bounds([place])):
         try:
@@ -171,10 +162,7 @@ def end_of(reads: Inspection, transaction_id: str, half_partition: int, done_fro
 
 
 def _committed(reads: Inspection, places: list[Place], limit_s: float) -> dict[Place, TopicPartition]:
-    """Return the positions that coordinators committed.
-
-    A reader of uncommitted records gets them at once, others wait for the transactions that write them.
-    """
+    """Return the committed positions. A read_uncommitted reader does not wait for transactions that write them."""
     consumer = reads.reader("read_uncommitted", limit_s).consumer
     try:
         found = consumer.committed([TopicPartition(*place) for place in places], limit_s)
@@ -189,6 +177,6 @@ def _committed(reads: Inspection, places: list[Place], limit_s: float) -> dict[P
 
 
 def _without_payloads(record: Done, kept: str | None) -> Done:
-    """Return a record of the done log with the payloads of one transaction alone."""
+    """Return a record of the done log, without payloads unless it has the transaction `kept`."""
     is_kept = any(snapshot.note.transaction_id == kept for snapshot in record.snapshots)
     return record if is_kept else without_payloads(record)

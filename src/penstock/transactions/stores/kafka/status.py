@@ -1,8 +1,8 @@
-"""What keeps the coordinators of a store in Kafka from going on, written where operators look.
+"""The status of coordinators of a store in Kafka: the reasons why transactions wait, for operators.
 
-Whoever looks into a store reads its topics and knows no coordinator. So the reasons for which something waits have a
-topic of their own: `<prefix>.status`, one partition, kept for an hour. Of each coordinator the latest record counts, as
-long as it is not old. Nothing is decided by it.
+An operator's tool reads the topics of a store and knows no coordinator. So the reasons have a topic: `<prefix>.status`,
+one partition, kept for an hour. The latest record of each coordinator counts while it is fresh. No decision depends on
+it.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from penstock.errors import MessageFormatError
 from penstock.transactions.core.pending import Pending
 from penstock.transactions.wire.ops import Verdict
 
-#: Seconds after which a record counts no more: its coordinator is gone, or cannot write.
+#: Seconds after which a record no longer counts: its coordinator is gone, or cannot write.
 STALE_S = 90.0
 
-#: How much of it is written, and read: reasons of each kind, and characters of a text.
+#: Limits of a record: reasons of each kind, characters of a text, and partitions.
 _MOST_NAMED = 100
 _MOST_CHARACTERS = 700
 _MOST_PARTITIONS = 10_000
@@ -31,16 +31,16 @@ _NOTHING: Mapping[str, str] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What hinders one coordinator, as it writes it down.
+    """The status record of one coordinator.
 
     Attributes:
-        coordinator: its name; no two that run at the same time share one.
-        at_ms: when it was written, in milliseconds since the epoch.
+        coordinator: its name, unique among running coordinators.
+        at_ms: the time of writing, in milliseconds since the epoch.
         partitions: the half partitions that it owns or recovers.
-        targets: topics that take nothing now, or refused what is pending, each with the broker's reason.
-        groups: producer groups that could not be asked, each with what its undecided transactions wait for.
-        halts: what all that it publishes waits for.
-        notes: what else is wrong, and holds nothing.
+        targets: topics that accept nothing now, or refused a pending message, each with the broker's reason.
+        groups: producer groups that could not be checked, each with what its undecided transactions wait for.
+        halts: the reasons why it publishes nothing.
+        notes: problems that delay nothing.
     """
 
     coordinator: str
@@ -53,11 +53,11 @@ class Status:
 
     @property
     def is_notable(self) -> bool:
-        """Whether anything is the matter."""
+        """Whether it reports any problem."""
         return bool(self.targets or self.groups or self.halts or self.notes)
 
     def lines(self) -> list[str]:
-        """Return what is the matter, a sentence for each thing."""
+        """Return a sentence for each problem."""
         name = f"coordinator {self.coordinator}"
         return [
             *(f"topic {topic} refuses messages, as {name} reports: {why}" for topic, why in self.targets.items()),
@@ -68,7 +68,7 @@ class Status:
 
 
 def encode_status(status: Status) -> bytes:
-    """Return the value of a record; its key is the coordinator's name. What is too long or too much is cut."""
+    """Return the value of a record, cut to the limits; its key is the coordinator's name."""
     return json.dumps(
         {
             "version": _VERSION,
@@ -89,10 +89,10 @@ def _cut(reasons: Mapping[str, str]) -> dict[str, str]:
 
 
 def decode_status(value: bytes | None) -> Status:
-    """Read the value of a record. What no `encode_status` of this version wrote raises `MessageFormatError`."""
+    """Read the value of a record. Raises `MessageFormatError` unless this version's `encode_status` wrote it."""
     try:
         return _read(value or b"")
-    # json raises RecursionError for what is nested without end.
+    # json raises RecursionError for too deeply nested values.
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         what = type(error).__name__
         raise MessageFormatError(f"a status record that does not read ({what}); it is skipped") from error
@@ -119,18 +119,18 @@ def _read(value: bytes) -> Status:
 
 
 def waits_for(pending: Pending, half_partition: int, statuses: Sequence[Status]) -> str:
-    """Return what a transaction waits for by the latest status of each coordinator; empty: that is not known."""
+    """Return what a transaction waits for, by the latest status of each coordinator; empty if it is not known."""
     owner = [status for status in statuses if half_partition in status.partitions]
     if pending.verdict is None:
         return next((status.groups[pending.group] for status in owner if pending.group in status.groups), "")
     why = target_text(pending.topics, statuses) if pending.verdict is Verdict.COMMIT else ""
-    # Where nobody has the partition, who has none may say why.
+    # If no coordinator has the partition, one without partitions may have the reason.
     asked = owner or [status for status in statuses if not status.partitions]
     return why or next((halt for status in asked for halt in status.halts), "")
 
 
 def target_text(topics: Iterable[str], statuses: Iterable[Status]) -> str:
-    """Return what messages to these topics wait for, where one does not take all; empty: they take them."""
+    """Return the reason if one of these topics refuses messages; else empty."""
     topics = list(dict.fromkeys(topics))
     reasons = (status.targets[topic] for status in statuses for topic in topics if topic in status.targets)
     why = next(reasons, None)

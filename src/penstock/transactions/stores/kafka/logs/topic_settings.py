@@ -1,8 +1,8 @@
-"""Settings of the half, op and done topics that would lose transactions: a coordinator refuses them.
+"""Checks the settings of the half, op and done topics: a coordinator refuses settings that lose transactions.
 
-Retention deletes pending halves, compaction all but the newest of a key, and with `CreateTime` the clocks of producers
-decide when a half is checked and a delayed message published. Somebody may have set that, or an operator may have made
-the topics with the broker's defaults.
+Retention deletes pending halves. Compaction deletes all but the newest record of a key. With `CreateTime`, producers'
+clocks decide when a half is checked and a delayed message is published. An operator may have set these, or may have
+created the topics with the broker's defaults.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from penstock.transactions.wire.topics import StoreTopics
 _log = logging.getLogger("penstock.transactions")
 
 _ANSWER_S = 10.0
-#: Seconds in which a topic that was just made shall be known to all brokers.
+#: Seconds until all brokers know a new topic.
 _NEW_TOPIC_BUDGET_S = 10.0
 _POLL_S = 0.1
-#: What a record of the done log may take: a snapshotted transaction, or the notes of a large group.
+#: The size of a large record of the done log: a snapshot, or the notes of many transactions.
 _DONE_BYTES = 1 << 20
-#: What it should be raised to: as `topics` makes it.
+#: The recommended limit, with which `topics` creates the log.
 _DONE_ROOM = str(2 << 20)
 
 
 def wrong_settings(settings: Mapping[str, str | None], *, is_done: bool) -> dict[str, str]:
-    """Return what must be changed in the settings of a half, op or done topic: the right values, by name. Pure.
+    """Return the settings of a half, op or done topic that must change: the right values, by name. Pure.
 
-    `settings` are those that take effect, by Kafka's names.
+    `settings` are the effective ones, by Kafka's names.
     """
     wanted: dict[str, str] = {}
     if "compact" in (settings.get("cleanup.policy") or ""):
@@ -53,15 +53,15 @@ def wrong_settings(settings: Mapping[str, str | None], *, is_done: bool) -> dict
 
 
 def check_settings(admin: AdminClient, topics: StoreTopics) -> None:
-    """Look at the settings of half, op and done, which exist.
+    """Check the settings of half, op and done, which exist.
 
-    What is wrong raises `ConfigurationError` with the command that corrects it. What cannot be looked at is said in a
-    warning, with the right that this client needs for it.
+    A wrong setting raises `ConfigurationError` with the command that corrects it. If a setting cannot be read, a
+    warning names the missing permission.
     """
     names = (topics.half, topics.op, topics.done)
 
     def are_known(answer: tuple[object, Mapping[str, KafkaException]]) -> bool:
-        # A topic that was just made is not known to all brokers for a moment.
+        # A new topic is not known to all brokers for a moment.
         return all(code_of(error) != KafkaError.UNKNOWN_TOPIC_OR_PART for error in answer[1].values())
 
     ask = partial(topic_settings, admin, names, _ANSWER_S)
