@@ -1,1 +1,1 @@
-"""Where halves and decisions are kept: in Kafka, in a database or in files; and the coordinators of all three."""
+"""The stores of halves and decisions (Kafka, database, files) and their coordinators."""

@@ -212,7 +212,7 @@ class StoreCoordinator(ABC):
         if has_started:
             self._start_lock.release()
         if not has_started or not self.wait(timeout):
-            raise StoppedError(f"{self._label} did not end within {timeout:g} s; it goes on ending")
+            raise StoppedError(f"{self._label} did not end within {timeout:g} s; it is still ending")
         while self._closers:
             self._closers.pop()(timeout)
         failure, self._failure = self._failure, None

@@ -206,7 +206,7 @@ class DoneWatch:
     def add(self, transaction_id: str, callback: SettledCallback) -> None:
         """Call back once a transaction is settled. Raises the error of `follow`."""
         if self._stopping.is_set():
-            raise StoppedError(f"{self._topics.done} is not followed any more: {self._name} was stopped")
+            raise StoppedError(f"{self._topics.done} is no longer followed: {self._name} was stopped")
         try:
             self.follow().result(_BEGIN_S)
         except TimeoutError:

@@ -1,1 +1,1 @@
-"""The coordinator of a store in Kafka: it owns half partitions, publishes what is decided and asks about the rest."""
+"""The coordinator of a store in Kafka: it owns half partitions, publishes decided messages, checks the others."""

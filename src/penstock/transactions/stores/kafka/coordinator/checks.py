@@ -86,7 +86,7 @@ class Liveness:
         if not isinstance(error, KafkaException) or code_of(error) == KafkaError.GROUP_ID_NOT_FOUND:
             return False if isinstance(error, KafkaException) else None
         self._context.note_missing_right(
-            error, "it is not known whether a producer can be asked, so that none is", right
+            error, "it is not known whether a producer is alive, so no check is sent", right
         )
         return None
 
@@ -173,8 +173,8 @@ class CheckScheduler:
             if self._ration.is_due(f"uncheckable {pending.transaction_id}"):
                 _log.error(
                     "transaction %s of group %s, of %d bytes, cannot be asked about: the client library refused the "
-                    "question: %s; raise or leave out the coordinator's message.max.bytes, or settle it by `penstock "
-                    "tx commit` or `rollback`",
+                    "check request: %s; raise or leave out the coordinator's message.max.bytes, or settle it by "
+                    "`penstock tx commit` or `rollback`",
                     pending.transaction_id,
                     group,
                     pending.size_bytes,

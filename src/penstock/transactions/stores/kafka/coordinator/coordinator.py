@@ -97,14 +97,14 @@ class KafkaCoordinator(StoreCoordinator):
             raise ConfigurationError(
                 f"instance must be up to 100 letters, digits, '.', '_' or '-', but is {instance!r}; choose such a name"
             )
-        given = config or {}
-        reserved(given, _OWNED, "the coordinator")
-        self._context = CoordinatorContext(bootstrap_servers, given, options.policy, StoreTopics(prefix, partitions))
+        settings = config or {}
+        reserved(settings, _OWNED, "the coordinator")
+        self._context = CoordinatorContext(bootstrap_servers, settings, options.policy, StoreTopics(prefix, partitions))
         label = f"the coordinator of {prefix}"
         super().__init__(label, prefix, self._context.rights, self._context.left, options)
         self._instance = instance
         self._target_latency = target_latency
-        self._admin = clients.admin(bootstrap_servers, given)
+        self._admin = clients.admin(bootstrap_servers, settings)
         # Made by start(), then used by the coordinator's thread.
         self._name: str
         self._membership: Membership

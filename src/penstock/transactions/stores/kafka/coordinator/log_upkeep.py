@@ -198,7 +198,7 @@ class LogUpkeep:
         self._context.rights.granted(*{topic_right(Operation.DELETE, place.topic) for place in deleted})
         for place, refusal in failed.items():
             topic = place.topic
-            what = f"topic {topic} cannot be truncated, so that what is settled stays in it and it grows"
+            what = f"topic {topic} cannot be truncated, so that it grows"
             if not self._context.note_missing_right(refusal, what, topic_right(Operation.DELETE, topic)):
-                text = "%s:%d cannot be truncated below offset %d: %s; what is settled stays in it; trying again"
+                text = "%s:%d cannot be truncated below offset %d: %s; trying again"
                 self._ration.warn(f"truncate {topic}", text, topic, place.partition, place.offset, reason(refusal))

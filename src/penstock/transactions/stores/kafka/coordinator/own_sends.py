@@ -37,8 +37,8 @@ class OwnSends:
         # The consequence of a missing WRITE permission, by topic.
         self._lacking = {
             self._topics.check: "check requests to producers cannot be sent",
-            self._topics.op: "the coordinator's own decisions, and marks without which nobody is asked, are not stored",
-            self._topics.status: f"{self._topics.status} takes nothing, so that `penstock tx ls` shows less",
+            self._topics.op: "the coordinator's decisions and marks are not stored; without marks no check is sent",
+            self._topics.status: f"{self._topics.status} cannot be written, so that `penstock tx ls` shows less",
         }
 
     def ask(self, half_partition: int, pending: Pending) -> bool:
@@ -50,7 +50,7 @@ class OwnSends:
         half, number = pending.half, pending.check_count + 1
         headers = encode_check_request(CheckRequest(half, half_partition, pending.offset, number))
         to = self._topics.check_partition(half.transaction_id, pending.attempts)
-        what = f"the question about transaction {half.transaction_id}"
+        what = f"the check of transaction {half.transaction_id}"
         is_sent = self._send(self._topics.check, to, half.key, half.value, what, headers=headers)
         if is_sent:
             pending.requested = number
@@ -73,7 +73,7 @@ class OwnSends:
         """
         op = Op(NO_ID, Verdict.TICK, Author.COORDINATOR, self._topics.coordinators, half_partition, (), 0)
         marked = partial(self._marked, time.monotonic())
-        what = "a mark, without which nobody is asked,"
+        what = "a mark, without which no check is sent,"
         self.write(self._topics.op, half_partition, None, encode_op(op), what, stored=marked)
 
     def _marked(self, sent: float, message: Message) -> None:

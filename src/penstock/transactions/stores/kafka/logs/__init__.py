@@ -1,1 +1,1 @@
-"""The half, op and done logs: what brokers say of them, and how a new owner recovers its state."""
+"""The half, op and done logs: recovery of their state, and checks of topic settings."""

@@ -92,7 +92,7 @@ class RecoveryReader:
         self._reader = partial(
             PartitionReader, context.bootstrap_servers, context.config, self._topics.coordinators, self._not_read
         )
-        self._unreadable = f"it cannot be read how far the transactions of {self._topics.prefix} are settled"
+        self._unreadable = f"the positions and the done log of {self._topics.prefix} cannot be read"
 
     def recover(self, partitions: Iterable[int], step: Step) -> dict[int, RecoveredPartition]:
         """Return the start state of half partitions; waits until a predecessor's transactions have ended.
@@ -160,6 +160,7 @@ class RecoveryReader:
 
     def _end_predecessors(self, partitions: Iterable[int], ended: set[str]) -> None:
         """End the transactions that hold back positions or the done log."""
+        group = self._topics.coordinators
         try:
             # The ids are committed with half positions. A transaction holds back its half and op positions together.
             halves = [TopicPartition(self._topics.half, number) for number in partitions]
@@ -168,7 +169,7 @@ class RecoveryReader:
             ids = {name for answer in answers for name in decode_claim(self._topics, answer.metadata)}
             ended |= end_transactions(self._context, ids - set(self._own_ids()) - ended)
         except KafkaException as error:
-            _log.info("it is not known who holds back positions of %s: %s", self._topics.coordinators, reason(error))
+            _log.info("the owners of transactions that hold back positions of %s are unknown: %s", group, reason(error))
 
     def _ask_committed(self, consumer: Consumer, places: list[TopicPartition]) -> list[TopicPartition]:
         """Return positions, which may carry errors; nothing if they are not stable yet."""
