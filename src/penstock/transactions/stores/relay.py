@@ -175,8 +175,8 @@ class Relay:
         return self.engine.wait_s() if self.is_open else _TAKEOVER_POLL_S
 
     def trim(self) -> None:
-        """Trim the settled part of the done log. The caller knows that all published messages are durably settled."""
-        if self.is_open and self._shard.is_flushed:
+        """Trim the settled part of the done log, if all published messages are durably settled."""
+        if self.is_open and self._shard.is_durable():
             self._done.forget(self.engine.floor(self._number))
 
     def finish(self, limit_s: float) -> None:

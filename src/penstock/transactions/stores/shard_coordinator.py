@@ -140,9 +140,8 @@ class ShardCoordinator(StoreCoordinator):
             busy |= self._publish(shards, number)
         if time.monotonic() >= self._trim_at:
             self._trim_at = time.monotonic() + _TRIM_INTERVAL_S
-            if shards.is_durable():
-                for relay in self._relays.values():
-                    relay.trim()
+            for relay in self._relays.values():
+                relay.trim()
             shards.purge()
         for number, relay in self._relays.items():
             self._note_slow_call(shards, number, *relay.slow_call())

@@ -99,9 +99,8 @@ class ShardBacklog(Backlog):
         for pending in some:
             pending.in_flight = False
 
-    @property
-    def is_flushed(self) -> bool:
-        """Whether the store has recorded all published transactions."""
+    def is_durable(self) -> bool:
+        """Return whether all published transactions are durably settled: then the done log may be trimmed."""
         return True
 
     def flush(self) -> None:
@@ -195,10 +194,6 @@ class StoreShards(ABC):
     @abstractmethod
     def half(self, due: DueCheck) -> Half | None:
         """Read the first half of a transaction; None if it is decided by now. Any thread."""
-
-    def is_durable(self) -> bool:
-        """Return whether all published transactions are durably settled: then the done log may be trimmed."""
-        return True
 
     @abstractmethod
     def purge(self) -> None:

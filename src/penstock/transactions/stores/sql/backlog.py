@@ -45,9 +45,8 @@ class SqlBacklog(ShardBacklog):
         # Queued writes. After a transient error, `flush` goes on with the write that failed.
         self._writes = deque[Callable[[], object]]()
 
-    @property
-    def is_flushed(self) -> bool:
-        """Whether the database shows all publications."""
+    def is_durable(self) -> bool:
+        """Return whether the database shows all publications."""
         return not self._writes
 
     def flush(self) -> None:
