@@ -195,8 +195,6 @@ class DoneWatch:
         # Callbacks by transaction id. Any thread adds before the halves are stored, the watching thread removes: atomic
         # steps on a dict.
         self._waiting: dict[str, SettledCallback] = {}
-        # Whether the permission to read the log is missing. Used by the watching thread.
-        self._may_not_read = False
         # Guards the two fields below.
         self._lock = threading.Lock()
         self._begun: Future[None] | None = None
@@ -210,11 +208,14 @@ class DoneWatch:
         try:
             self.follow().result(_BEGIN_S)
         except TimeoutError:
-            raise BrokerConnectionError(
-                f"the end of {self._topics.done} at {self._bootstrap_servers} is not known after {_BEGIN_S:g} s; see "
-                'that the brokers run, or do without wait="published"'
-            ) from None
+            raise self._end_unknown(f"after {_BEGIN_S:g} s") from None
         self._waiting[transaction_id] = callback
+
+    def _end_unknown(self, why: str) -> BrokerConnectionError:
+        return BrokerConnectionError(
+            f"the end of {self._topics.done} at {self._bootstrap_servers} is not known {why}; see that the brokers "
+            'run, or do without wait="published"'
+        )
 
     def remove(self, transaction_id: str) -> None:
         """Do not call back."""
@@ -246,11 +247,15 @@ class DoneWatch:
             _log.warning("%s is abandoned: a call of its Kafka client does not return", thread.name)
 
     def _follow(self, begun: Future[None]) -> None:
-        paced = {"fetch.wait.max.ms": 100, "queued.min.messages": 1, "fetch.queue.backoff.ms": _FETCH_MS}
-        given = {**paced, "enable.partition.eof": False}
-        group = f"{self._topics.prefix}.watch"
+        servers, config, group = self._bootstrap_servers, self._config, f"{self._topics.prefix}.watch"
+        given = {
+            "fetch.wait.max.ms": 100,
+            "queued.min.messages": 1,
+            "fetch.queue.backoff.ms": _FETCH_MS,
+            "enable.partition.eof": False,
+        }
         try:
-            with PartitionReader(self._bootstrap_servers, self._config, group, self._not_read, given=given) as reader:
+            with PartitionReader(servers, config, group, self._not_read, given=given) as reader:
                 self._begin(reader)
                 begun.set_result(None)
                 while not self._stopping.is_set():
@@ -273,23 +278,17 @@ class DoneWatch:
             if is_missing_right(error):
                 needed = _NEEDED.format(topic)
                 raise MissingRightError(needed, [self._right], principal_of(self._config)) from error
-            raise BrokerConnectionError(
-                f"the end of {topic} at {self._bootstrap_servers} is not known after {_ANSWER_S:g} s: {reason(error)};"
-                ' see that the brokers run, or do without wait="published"'
-            ) from error
+            raise self._end_unknown(f"after {_ANSWER_S:g} s: {reason(error)}") from error
 
     def _not_read(self, kind: ErrorKind, error: KafkaError, _place: Place) -> None:
         if kind is ErrorKind.MISSING_RIGHT:
-            self._may_not_read = True
             self._rights.refused(_NEEDED.format(self._topics.done), self._right)
         elif kind is not ErrorKind.GROUP:
             text = "%s cannot be read: %s; it is tried again"
             self._ration.warn("done", text, self._topics.done, reason(error))
 
     def _take(self, message: Message) -> None:
-        if self._may_not_read:
-            self._may_not_read = False
-            self._rights.granted(self._right)
+        self._rights.granted(self._right)
         if self._waiting:
             self._call_back(message)
         settled = last_settled(message.value())

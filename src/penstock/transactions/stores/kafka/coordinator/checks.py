@@ -83,8 +83,10 @@ class Liveness:
         if error is None:
             self._context.rights.granted(right)
             return bool(answer.result().members)
-        if not isinstance(error, KafkaException) or code_of(error) == KafkaError.GROUP_ID_NOT_FOUND:
-            return False if isinstance(error, KafkaException) else None
+        if not isinstance(error, KafkaException):
+            return None
+        if code_of(error) == KafkaError.GROUP_ID_NOT_FOUND:
+            return False
         self._context.note_missing_right(
             error, "it is not known whether a producer is alive, so no check is sent", right
         )
