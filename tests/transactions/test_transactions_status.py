@@ -175,7 +175,7 @@ def decided(place: int, topic: str, key: bytes | None, verdict: Verdict = Verdic
 
 
 REFUSED = Status("c1", 0, (0,), targets={"t": "too large"})
-NO_RIGHT = Status("c1", 0, (0,), halts=("a right that the coordinator lacks: ...",))
+NO_RIGHT = Status("c1", 0, (0,), halts=("a permission that the coordinator lacks: ...",))
 HANGING = "Kafka: commit_transaction has not returned for more than 2 s"
 
 
@@ -185,8 +185,8 @@ HANGING = "Kafka: commit_transaction has not returned for more than 2 s"
         (decided(0, "t", b"k"), REFUSED, "topic t to take it: too large"),
         (decided(0, "u", b"k"), REFUSED, ""),
         (decided(0, "t", b"k", Verdict.ROLLBACK), REFUSED, ""),
-        (decided(0, "t", b"k"), NO_RIGHT, "a right that the coordinator lacks: ..."),
-        (decided(0, "t", b"k"), replace(NO_RIGHT, partitions=()), "a right that the coordinator lacks: ..."),
+        (decided(0, "t", b"k"), NO_RIGHT, "a permission that the coordinator lacks: ..."),
+        (decided(0, "t", b"k"), replace(NO_RIGHT, partitions=()), "a permission that the coordinator lacks: ..."),
         (decided(0, "t", b"k"), replace(NO_RIGHT, partitions=(1,)), ""),
         (decided(0, "t", b"k"), Status("c1", 0, (0,), halts=(HANGING,)), HANGING),
         (decided(0, "t", b"k"), Status("c1", 0, (0,), notes=("topic store.half cannot be truncated",)), ""),

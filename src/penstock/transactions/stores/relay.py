@@ -144,15 +144,15 @@ class Relay:
         engine.poll(now)
         if not self._owned:
             return self._take_over(self._former, now)
-        went_on = engine.take_result()
+        progressed = engine.take_result()
         shard.flush()
         if takes:
-            went_on |= engine.begin(now)
+            progressed |= engine.begin(now)
         if now - self._explained_at >= _EXPLAIN_INTERVAL_S:
             self._explained_at = now
             shard.explain()
         shard.flush()
-        return went_on
+        return progressed
 
     def _take_over(self, former: Sequence[PublisherSlot], now: float) -> bool:
         # The engine itself opens its slots for trials, when it needs them.

@@ -91,12 +91,12 @@ class ShardBacklog(Backlog):
         """Settle published transactions by their ids in the done log; some may be settled already, or unknown."""
 
     @abstractmethod
-    def _published(self, some: Sequence[Pending]) -> None:
+    def _published(self, transactions: Sequence[Pending]) -> None:
         """Settle published transactions in the store."""
 
-    def _given_back(self, some: Sequence[Pending]) -> None:
+    def _given_back(self, transactions: Sequence[Pending]) -> None:
         """Take back transactions that were not published."""
-        for pending in some:
+        for pending in transactions:
             pending.in_flight = False
 
     def is_durable(self) -> bool:
@@ -130,10 +130,10 @@ class ShardBacklog(Backlog):
         self._given_back([pending for pending, is_done in zip(batch.decided, known, strict=True) if not is_done])
         return self._settle([pending for pending, is_done in zip(batch.decided, known, strict=True) if is_done])
 
-    def _settle(self, some: Sequence[Pending]) -> list[str]:
-        if some:
-            self._published(some)
-        return [pending.half.transaction_id for pending in some]
+    def _settle(self, transactions: Sequence[Pending]) -> list[str]:
+        if transactions:
+            self._published(transactions)
+        return [pending.half.transaction_id for pending in transactions]
 
     def why_held(self, pending: Pending) -> str:
         """Return why a transaction that was set aside waits."""

@@ -84,7 +84,9 @@ class KafkaAdministration(AuditLog, Administration):
 
     def find(self, transaction_id: str) -> Found | None:
         """Return one pending transaction with its messages, or None."""
-        return next((it for it in self._read(transaction_id) if it.pending.transaction_id == transaction_id), None)
+        return next(
+            (found for found in self._read(transaction_id) if found.pending.transaction_id == transaction_id), None
+        )
 
     def _read(self, kept: str | None = None) -> list[Found]:
         read = read_partitions(self, kept)
@@ -94,7 +96,7 @@ class KafkaAdministration(AuditLog, Administration):
 
     def notices(self, pending: Sequence[PendingTransaction]) -> list[str]:
         """Return a line for each group without a producer, and for each problem that a coordinator reports."""
-        waiting = sorted({it.group for it in pending if it.decided is None and not it.waits_for})
+        waiting = sorted({entry.group for entry in pending if entry.decided is None and not entry.waits_for})
         alone = [
             f"no producer of group {group} is alive that answers checks: its undecided transactions wait until one "
             "with a check function starts, or for `penstock tx commit` or `rollback`"
@@ -107,9 +109,9 @@ class KafkaAdministration(AuditLog, Administration):
     def _without_producers(self, groups: Sequence[str]) -> Iterator[str]:
         """Yield the producer groups without a live producer that answers checks."""
         checkers = {self.topics.checkers(group): group for group in groups}
-        for name, asked in describe_groups(self.admin, checkers).items() if checkers else ():
+        for name, answer in describe_groups(self.admin, checkers).items() if checkers else ():
             try:
-                has_members = bool(answered(asked, self._wait_s).members)
+                has_members = bool(answered(answer, self._wait_s).members)
             except KafkaException as error:
                 # After another error it is unknown, and nothing is reported.
                 has_members = code_of(error) != KafkaError.GROUP_ID_NOT_FOUND
@@ -156,10 +158,10 @@ class KafkaAdministration(AuditLog, Administration):
         end = ask_again(lambda: end_of(self, pending.transaction_id, number, done_from), timeout_s, _SETTLED_POLL_S)
         if end is not None:
             return end, ""
-        now = self.find(pending.transaction_id)
-        if now is None or now.pending.verdict is None:
+        current = self.find(pending.transaction_id)
+        if current is None or current.pending.verdict is None:
             return verdict, "a coordinator"
-        return now.pending.verdict, now.shown.waits_for or "a coordinator"
+        return current.pending.verdict, current.shown.waits_for or "a coordinator"
 
     def end_of(self, transaction_id: str) -> Verdict | None:
         """Return the end of a transaction, if the done log still has it."""

@@ -144,7 +144,7 @@ def found_in(read: Mapping[int, ReadPartition], statuses: Sequence[Status]) -> l
             held_by = None if before is None else before.transaction_id
             obstacle = waits_for(pending, number, statuses)
             found.append(Found(number, pending, shown(pending, now_ms, held_by, obstacle)))
-    return sorted(found, key=lambda it: it.pending.birth_ms)
+    return sorted(found, key=lambda entry: entry.pending.birth_ms)
 
 
 def end_of(reads: Inspection, transaction_id: str, half_partition: int, done_from: int = 0) -> Verdict | None:

@@ -84,8 +84,8 @@ def encode_status(status: Status) -> bytes:
 
 
 def _cut(reasons: Mapping[str, str]) -> dict[str, str]:
-    some = islice(reasons.items(), _MOST_NAMED)
-    return {name[:_MOST_CHARACTERS]: why[:_MOST_CHARACTERS] for name, why in some}
+    named = islice(reasons.items(), _MOST_NAMED)
+    return {name[:_MOST_CHARACTERS]: why[:_MOST_CHARACTERS] for name, why in named}
 
 
 def decode_status(value: bytes | None) -> Status:

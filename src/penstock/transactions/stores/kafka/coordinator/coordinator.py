@@ -128,9 +128,9 @@ class KafkaCoordinator(StoreCoordinator):
         status, now_ms = self._current, self._context.clock.now_ms(time.monotonic())
         # `waits_for` finds the owner by a partition; any of the owned partitions does.
         statuses, number = ([], 0) if status is None else ([status], next(iter(status.partitions), 0))
-        some = (pending for partition in list(self._owned.values()) for pending in partition.oldest(most))
-        oldest = sorted(some, key=lambda pending: pending.birth_ms)[:most]
-        return [shown(it, now_ms, None, waits_for(it, number, statuses), _ITS_TURN) for it in oldest]
+        oldest = (pending for partition in list(self._owned.values()) for pending in partition.oldest(most))
+        chosen = sorted(oldest, key=lambda pending: pending.birth_ms)[:most]
+        return [shown(p, now_ms, None, waits_for(p, number, statuses), _ITS_TURN) for p in chosen]
 
     def waits(self) -> list[str]:
         """Return sentences that say what pending transactions wait for besides their decisions. Any thread."""
@@ -143,7 +143,7 @@ class KafkaCoordinator(StoreCoordinator):
             topics = open_topics(admin, self._prefix, context.topics.partitions)
         except MissingRightError as error:
             # A store of an earlier version has no status topic, and this client may not create it.
-            needs = {name: some for name, some in COORDINATOR_NEEDS.items() if name != "status"}
+            needs = {name: operations for name, operations in COORDINATOR_NEEDS.items() if name != "status"}
             topics = open_topics(admin, self._prefix, context.topics.partitions, needs=needs)
             _log.warning("%s; the coordinator runs without it, so that `penstock tx ls` shows less", error)
         context.topics = topics
@@ -239,7 +239,7 @@ class KafkaCoordinator(StoreCoordinator):
         self._status_at = now
         quarantine, call, missing = self._engine.quarantine, self._context.counts.slow_call, self._rights.missing()
         lacking = {name: text for name, text in missing.items() if not name.startswith(_HARMLESS)}
-        halts = [f"a right that the coordinator lacks: {text}" for text in dict.fromkeys(lacking.values())]
+        halts = [f"a permission that the coordinator lacks: {text}" for text in dict.fromkeys(lacking.values())]
         self._current = Status(
             self._name,
             int(time.time() * 1000),

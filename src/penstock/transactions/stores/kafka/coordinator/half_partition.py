@@ -151,7 +151,7 @@ class HalfPartition(Backlog):
         ids = {note.transaction_id for note in batch.notes()}
         snapshotted = {snapshot.note.transaction_id for snapshot in batch.snapshots}
         notes = [note for note in found.notes if note.transaction_id in ids]
-        snapshots = [(place, it) for place, it in found.snapshots if it.note.transaction_id in snapshotted]
+        snapshots = [(at, snapshot) for at, snapshot in found.snapshots if snapshot.note.transaction_id in snapshotted]
         self.done_end = found.end
         return self._take_effect(batch, lambda: self.state.settle(notes, snapshots))
 

@@ -82,15 +82,15 @@ class PayloadReader:
             self._take(*self._reading, now)
         elif now >= self._not_before:
             for number in sorted(owned, key=lambda number: (number <= self._last, number)):
-                if some := owned[number].state.payloads.next_read(owned[number].state.now_ms):
+                if wanted := owned[number].state.payloads.next_read(owned[number].state.now_ms):
                     self._last = number
-                    self._begin(owned[number], some)
+                    self._begin(owned[number], wanted)
                     break
 
-    def _begin(self, partition: HalfPartition, some: Sequence[Pending]) -> None:
-        sought = {it.transaction_id: it.snapshot_at for it in some}
-        snapshots = {(it.transaction_id, it.offset): it.snapshot_at for it in some if it.snapshot_at is not None}
-        halves = {offset: offset for it in some if it.snapshot_at is None for offset in it.offsets}
+    def _begin(self, partition: HalfPartition, wanted: Sequence[Pending]) -> None:
+        sought = {p.transaction_id: p.snapshot_at for p in wanted}
+        snapshots = {(p.transaction_id, p.offset): p.snapshot_at for p in wanted if p.snapshot_at is not None}
+        halves = {offset: offset for p in wanted if p.snapshot_at is None for offset in p.offsets}
         read = partial(self._read, partition.number, halves, snapshots, self._kept)
         label = f"reading payloads of half partition {partition.number}"
         self._reading = partition, sought, BackgroundCall(label, read, _ABANDON_AFTER_S, self._left)
@@ -193,8 +193,11 @@ def _half(message: Message) -> Iterable[tuple[int, Half]]:
 
 def _snapshots(message: Message) -> Iterable[tuple[_Life, tuple[int, Snapshot]]]:
     return [
-        ((it.note.transaction_id, min(half.offset for half in it.halves)), (message.offset() or 0, it))
-        for it in decode_done(message.value()).snapshots
+        (
+            (snapshot.note.transaction_id, min(half.offset for half in snapshot.halves)),
+            (message.offset() or 0, snapshot),
+        )
+        for snapshot in decode_done(message.value()).snapshots
     ]
 
 

@@ -132,9 +132,9 @@ def known_ids(committed: Mapping[str, Committed]) -> dict[str, str]:
 
 def fates_of(committed: Mapping[str, Committed], ids: Mapping[str, str]) -> dict[str, Fate]:
     """Return the change of each log of a half partition; `ids` are the current topic ids."""
-    were = known_ids(committed)
+    old_ids = known_ids(committed)
     return {
-        log: found.fate(is_other=log in were and ids.get(log, were[log]) != were[log])
+        log: found.fate(is_other=log in old_ids and ids.get(log, old_ids[log]) != old_ids[log])
         for log, found in committed.items()
     }
 
@@ -204,7 +204,7 @@ def recovered_partition(
         notes = [note._replace(half_offset=-1) for note in notes]
     if fates[OP] is Fate.REPLACED:
         notes = [note._replace(op_offset=-1) for note in notes]
-        snapshots = [(place, it._replace(note=it.note._replace(op_offset=-1))) for place, it in snapshots]
+        snapshots = [(at, snapshot._replace(note=snapshot.note._replace(op_offset=-1))) for at, snapshot in snapshots]
     reads_on = {DONE: fates[DONE] is Fate.INTACT} | dict.fromkeys((HALF, OP), fates[HALF] is fates[OP] is Fate.INTACT)
     starts = {
         log: found.position if reads_on[log] and found.position is not None else found.low

@@ -78,10 +78,10 @@ def check_settings(admin: AdminClient, topics: StoreTopics) -> None:
     for name, settings in found.items():
         wrong = wrong_settings(settings, is_done=name == topics.done)
         if wrong:
-            was = ", ".join(f"{setting}={settings[setting]}" for setting in wrong)
+            current = ", ".join(f"{setting}={settings[setting]}" for setting in wrong)
             wanted = ",".join(f"{setting}={right}" for setting, right in wrong.items())
             raise ConfigurationError(
-                f"topic {name} has {was}, which can lose transactions; change it by `kafka-configs.sh "
+                f"topic {name} has {current}, which can lose transactions; change it by `kafka-configs.sh "
                 f"--bootstrap-server {admin.servers} --alter --entity-type topics --entity-name {name} "
                 f"--add-config {wanted}`"
             )
