@@ -271,6 +271,7 @@ class StoreCoordinator(ABC):
             observed = None if telemetry is None else self._observe(telemetry)
             self._begin()
             while not self._stopping.is_set():
+                self._discarding.tend()
                 self._round()
         except:  # noqa: E722 - see `raised`; kept for stop(), which raises it
             # Bad input never comes here: this is a bug of penstock, or a permanent error.

@@ -130,7 +130,6 @@ class ShardCoordinator(StoreCoordinator):
         shards.renew()
         for number in [number for number in self._relays if number not in shards.owned]:
             self._drop(number)
-        self._discarding.tend()
         self._clients.targets.look_now_and_then(time.monotonic())
         self._check(shards)
         busy = False

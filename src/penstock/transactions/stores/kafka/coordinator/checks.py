@@ -129,7 +129,6 @@ class CheckScheduler:
 
     def run(self, partition: HalfPartition, now: float) -> None:
         """Handle the due transactions of an owned partition; `now` is in monotonic seconds."""
-        self._discarding.tend()
         if not partition.state.pending or not partition.is_recovered:
             return
         due = partition.plan.next_due()
