@@ -15,7 +15,7 @@ from penstock.consumer.handlers.handler import DEFAULTS
 from penstock.consumer.handlers.options import HandlerOptions
 from penstock.errors import ConfigurationError
 from penstock.option_list import takes_options
-from penstock.transactions.stores.coordination import CoordinatorOptions
+from penstock.transactions.stores.store_coordinator import CoordinatorOptions
 
 
 class Tea(TypedDict, total=False):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from half_partition import context_of, fetched, half_partition, half_record, op_record, recovered_at
 
-from penstock.transactions.stores.coordination import Counts
 from penstock.transactions.stores.kafka.coordinator.half_partition import HalfPartition, held_in
+from penstock.transactions.stores.store_coordinator import Counts
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import new_id
 from penstock.transactions.wire.ops import Author, Op, Verdict, encode_op

@@ -8,8 +8,8 @@ from unittest.mock import Mock
 
 import pytest
 
-from penstock.transactions.stores.coordination import CoordinatorOptions
 from penstock.transactions.stores.kafka.coordinator.coordinator import KafkaCoordinator
+from penstock.transactions.stores.store_coordinator import CoordinatorOptions
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from penstock.transactions.acked_producer import Report
 from penstock.transactions.core.pending import Pending
 from penstock.transactions.operator.administration import NO_PRODUCER, shown
 from penstock.transactions.operator.inspection import Inspection
-from penstock.transactions.stores.kafka.coordinator.own_sends import OwnSends, StatusLog
+from penstock.transactions.stores.kafka.coordinator.coordinator_sends import CoordinatorSends, StatusLog
 from penstock.transactions.stores.kafka.inspection import found_in, read_partitions, read_statuses
 from penstock.transactions.stores.kafka.status import (
     Status,
@@ -148,7 +148,7 @@ def test_a_status_is_written_when_it_changes_and_again_while_there_is_something_
 
 def status_log(sent: Sent) -> StatusLog:
     context = context_of(StoreTopics("store"))
-    return StatusLog(context.topics.status, OwnSends(context, sent))  # type: ignore[arg-type] # what is used of it
+    return StatusLog(context.topics.status, CoordinatorSends(context, sent))  # type: ignore[arg-type] # what is used of it
 
 
 def test_a_status_that_could_not_be_written_is_tried_again_and_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:

@@ -15,7 +15,7 @@ from penstock.errors import PenstockError, StoppedError
 from penstock.transactions import Coordinator, SqlStore, TransactionalProducer, acked_producer
 from penstock.transactions.acked_producer import AckedProducer
 from penstock.transactions.stores.kafka import publication
-from penstock.transactions.stores.kafka.publication import DoneWatch
+from penstock.transactions.stores.kafka.done_watch import DoneWatch
 from penstock.transactions.wire.topics import StoreTopics
 from waiting import wait_until
 

@@ -30,12 +30,12 @@ from penstock.errors import (
 )
 from penstock.transactions import Coordinator, TransactionalProducer, new_id
 from penstock.transactions.core.check_plan import CheckPolicy
-from penstock.transactions.stores.coordination import CoordinatorOptions
 from penstock.transactions.stores.shard_coordinator import ShardCoordinator
 from penstock.transactions.stores.shards import CheckTerms
 from penstock.transactions.stores.sql import schema
 from penstock.transactions.stores.sql.backlog import SqlBacklog
 from penstock.transactions.stores.sql.store import SqlStore
+from penstock.transactions.stores.store_coordinator import CoordinatorOptions
 from penstock.transactions.wire.ops import Author, Verdict
 from waiting import wait_until
 

@@ -23,11 +23,11 @@ from penstock.fleet_member import (
 from penstock.options import ClientConfig
 from penstock.transactions.model import CoordinatorStatistics, DiscardPolicy, PendingTransaction
 from penstock.transactions.operator.administration import Administration, outcome_text
-from penstock.transactions.stores.coordination import CoordinatorOptions, StoreCoordinator
 from penstock.transactions.stores.kafka.administration import KafkaAdministration
 from penstock.transactions.stores.kafka.coordinator.coordinator import KafkaCoordinator
 from penstock.transactions.stores.relayed_store import RelayedStore
 from penstock.transactions.stores.shard_coordinator import ShardCoordinator
+from penstock.transactions.stores.store_coordinator import CoordinatorOptions, StoreCoordinator
 from penstock.transactions.wire.ops import Verdict
 from penstock.transactions.wire.topics import DEFAULT_PARTITIONS
 

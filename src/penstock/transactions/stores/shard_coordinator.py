@@ -24,10 +24,10 @@ from penstock.transactions.core.discard import Exhausted
 from penstock.transactions.model import CoordinatorStatistics, PendingTransaction
 from penstock.transactions.publishing.publisher import PublishingClients
 from penstock.transactions.rationed_log import RationedLog
-from penstock.transactions.stores.coordination import CoordinatorOptions, Counts, StoreCoordinator
 from penstock.transactions.stores.relay import Relay
 from penstock.transactions.stores.relayed_store import RelayedStore, decision
 from penstock.transactions.stores.shards import CheckTerms, DueCheck, StoreShards
+from penstock.transactions.stores.store_coordinator import CoordinatorOptions, Counts, StoreCoordinator
 from penstock.transactions.wire.ops import Author, Verdict
 from penstock.transactions.wire.topics import KEPT, ROOM
 

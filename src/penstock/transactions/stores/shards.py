@@ -13,8 +13,8 @@ from penstock.transactions.core.pending import Pending
 from penstock.transactions.core.quarantine import TargetQuarantine
 from penstock.transactions.model import CoordinatorStatistics
 from penstock.transactions.publishing.group_commit import Backlog
-from penstock.transactions.stores.coordination import Counts
 from penstock.transactions.stores.done_log import DoneRead, encode_ids
+from penstock.transactions.stores.store_coordinator import Counts
 from penstock.transactions.wire.half import Half
 
 #: Ids in one record of the done log: an eighth of a megabyte.

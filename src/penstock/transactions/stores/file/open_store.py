@@ -17,7 +17,6 @@ from penstock.transactions.core.decisions import may_cancel
 from penstock.transactions.core.pending import Pending
 from penstock.transactions.core.queue import Delays, ReadyQueue
 from penstock.transactions.store import SettledCallback
-from penstock.transactions.stores.coordination import Counts
 from penstock.transactions.stores.file.checks import GroupChecks
 from penstock.transactions.stores.file.log.entries import (
     Checked,
@@ -43,6 +42,7 @@ from penstock.transactions.stores.relayed_store import (
     came_first,
 )
 from penstock.transactions.stores.shards import ShardBacklog
+from penstock.transactions.stores.store_coordinator import Counts
 from penstock.transactions.wire.half import MAX_CHECK_NUMBER
 from penstock.transactions.wire.ops import Author, Verdict
 

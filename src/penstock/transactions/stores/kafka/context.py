@@ -14,7 +14,7 @@ from penstock.options import ClientConfig
 from penstock.transactions.core.check_plan import CheckPolicy
 from penstock.transactions.core.clock import BrokerClock
 from penstock.transactions.rationed_log import RationedLog
-from penstock.transactions.stores.coordination import Counts
+from penstock.transactions.stores.store_coordinator import Counts
 from penstock.transactions.wire.topics import StoreTopics
 
 

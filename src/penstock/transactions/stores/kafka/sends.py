@@ -20,7 +20,7 @@ from confluent_kafka import KafkaError, KafkaException, Message
 from penstock.errors import DecisionNotStoredError, HalfNotStoredError, StoppedError, TransactionError
 from penstock.transactions.acked_producer import AckedProducer
 from penstock.transactions.store import DecidedCallback, PreparedCallback
-from penstock.transactions.stores.kafka.publication import PublicationPace
+from penstock.transactions.stores.kafka.done_watch import PublicationPace
 from penstock.transactions.wire.half import Half, encode_half
 from penstock.transactions.wire.ops import Author, Op, Verdict, encode_ops
 from penstock.transactions.wire.topics import StoreTopics

@@ -22,7 +22,7 @@ from penstock.transactions.core.decisions import not_cancelled, not_pending
 from penstock.transactions.rationed_log import RationedLog
 from penstock.transactions.store import DecidedCallback, Prepared, PreparedCallback, SettledCallback
 from penstock.transactions.stores.kafka.administration import KafkaAdministration
-from penstock.transactions.stores.kafka.publication import DoneWatch
+from penstock.transactions.stores.kafka.done_watch import DoneWatch
 from penstock.transactions.stores.kafka.sends import RecordSends, StoredHalves
 from penstock.transactions.stores.target_topics import TargetTopics
 from penstock.transactions.wire.half import CheckRequest, Half, decode_check_request

@@ -16,11 +16,11 @@ import sqlalchemy as sa
 
 from penstock.transactions.core.pending import Pending
 from penstock.transactions.core.queue import Blocking, Delays, ReadyQueue
-from penstock.transactions.stores.coordination import Counts
 from penstock.transactions.stores.shards import ShardBacklog, StoredBatch
 from penstock.transactions.stores.sql import schema
 from penstock.transactions.stores.sql.database import Database
 from penstock.transactions.stores.sql.leases import Lease
+from penstock.transactions.stores.store_coordinator import Counts
 from penstock.transactions.wire.half import unpack_halves
 from penstock.transactions.wire.ids import id_bytes, id_text
 from penstock.transactions.wire.ops import Author, Verdict

@@ -13,12 +13,12 @@ import sqlalchemy as sa
 
 from penstock.clients.bounded_calls import BriefQuestion
 from penstock.transactions.model import CoordinatorStatistics
-from penstock.transactions.stores.coordination import Counts
 from penstock.transactions.stores.shards import CheckTerms, DueCheck, StoreShards
 from penstock.transactions.stores.sql import schema
 from penstock.transactions.stores.sql.backlog import SqlBacklog
 from penstock.transactions.stores.sql.database import Database
 from penstock.transactions.stores.sql.leases import Lease
+from penstock.transactions.stores.store_coordinator import Counts
 from penstock.transactions.wire.half import Half, unpack_halves
 from penstock.transactions.wire.ids import new_id
 

@@ -25,8 +25,8 @@ from penstock.transactions.core.discard import Discarding, Exhausted
 from penstock.transactions.core.pending import Pending
 from penstock.transactions.operator.administration import NO_ANSWER, NO_PRODUCER
 from penstock.transactions.stores.kafka.context import CoordinatorContext
+from penstock.transactions.stores.kafka.coordinator.coordinator_sends import CoordinatorSends
 from penstock.transactions.stores.kafka.coordinator.half_partition import HalfPartition
-from penstock.transactions.stores.kafka.coordinator.own_sends import OwnSends
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ops import Verdict
 
@@ -109,7 +109,7 @@ class CheckScheduler:
     """Handles due transactions. Used by the coordinator's thread."""
 
     def __init__(
-        self, context: CoordinatorContext, liveness: Liveness, sends: OwnSends, discarding: Discarding
+        self, context: CoordinatorContext, liveness: Liveness, sends: CoordinatorSends, discarding: Discarding
     ) -> None:
         self._policy, self._counts, self._ration = context.policy, context.counts, context.ration
         self._liveness = liveness

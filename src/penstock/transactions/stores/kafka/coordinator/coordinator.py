@@ -30,18 +30,18 @@ from penstock.transactions.operator.administration import shown
 from penstock.transactions.publishing.engine import IN_FLIGHT_S, Engine
 from penstock.transactions.publishing.publisher import Proof
 from penstock.transactions.publishing.publisher_slot import SLOW_S, PublisherSlot
-from penstock.transactions.stores.coordination import CoordinatorOptions, StoreCoordinator
 from penstock.transactions.stores.kafka.context import CoordinatorContext
 from penstock.transactions.stores.kafka.coordinator.checks import CheckScheduler, Liveness
+from penstock.transactions.stores.kafka.coordinator.coordinator_sends import CoordinatorSends, StatusLog
 from penstock.transactions.stores.kafka.coordinator.half_partition import HalfPartition, held_in
 from penstock.transactions.stores.kafka.coordinator.log_upkeep import LogUpkeep
 from penstock.transactions.stores.kafka.coordinator.membership import Membership
-from penstock.transactions.stores.kafka.coordinator.own_sends import OwnSends, StatusLog
 from penstock.transactions.stores.kafka.coordinator.payload_reader import PayloadReader
 from penstock.transactions.stores.kafka.logs.recovered_partition import DoneRead, log_positions
 from penstock.transactions.stores.kafka.logs.recovery import Recoveries, RecoveryReader
 from penstock.transactions.stores.kafka.logs.topic_settings import check_settings
 from penstock.transactions.stores.kafka.status import Status, waits_for
+from penstock.transactions.stores.store_coordinator import CoordinatorOptions, StoreCoordinator
 from penstock.transactions.wire.ids import new_id
 from penstock.transactions.wire.topics import COORDINATOR_NEEDS, StoreTopics, open_topics
 
@@ -191,7 +191,10 @@ class KafkaCoordinator(StoreCoordinator):
         )
         # A check request is a half with some more headers: it may be larger than the limit of its producer's client.
         self._sends = AckedProducer(servers, {**ANY_SIZE, **config}, _SEND_TIMEOUT_S, f"coordinator-{self._prefix}")
-        sends, liveness = OwnSends(context, self._sends), Liveness(context, partial(clients.admin, servers, config))
+        sends, liveness = (
+            CoordinatorSends(context, self._sends),
+            Liveness(context, partial(clients.admin, servers, config)),
+        )
         self._status = StatusLog(topics.status, sends)
         self._upkeep = LogUpkeep(context, admin, begun=time.monotonic())
         self._checks = CheckScheduler(context, liveness, sends, self._discarding)

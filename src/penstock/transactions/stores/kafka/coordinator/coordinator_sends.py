@@ -29,7 +29,7 @@ from penstock.transactions.wire.ops import Author, Op, Verdict, encode_op
 _CUT_OFF = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})  # noqa: SLF001 - public constants look so
 
 
-class OwnSends:
+class CoordinatorSends:
     """Sends the coordinator's records. Used by its thread, `decide` by any thread; never waits for Kafka."""
 
     def __init__(self, context: CoordinatorContext, sends: AckedProducer) -> None:
@@ -146,7 +146,7 @@ _REPEAT_INTERVAL_S = 20.0
 class StatusLog:
     """Writes the status of one coordinator. Used by its thread; never waits and never raises."""
 
-    def __init__(self, topic: str, sends: OwnSends) -> None:
+    def __init__(self, topic: str, sends: CoordinatorSends) -> None:
         self._topic = topic
         self._sends = sends
         # The last written status without its time; None if that had nothing to report, or none was written.
