@@ -21,13 +21,13 @@ from penstock.clients.rights import MissingRightError
 from penstock.clients.topics import ask_topic_ids
 from penstock.clients.transactional.missing_rights import is_group_forbidden
 from penstock.errors import BrokerConnectionError, MessageFormatError
-from penstock.transactions.acked_producer import wire_headers
 from penstock.transactions.core.pending import Pending
 from penstock.transactions.core.recovered_state import without_payloads
 from penstock.transactions.core.state import PartitionState
 from penstock.transactions.model import PendingTransaction
 from penstock.transactions.operator.administration import shown
 from penstock.transactions.operator.inspection import Inspection
+from penstock.transactions.stores.kafka.coordinator.log_feed import read_half, read_ops
 from penstock.transactions.stores.kafka.logs.recovered_partition import (
     DONE,
     HALF,
@@ -39,8 +39,8 @@ from penstock.transactions.stores.kafka.logs.recovered_partition import (
 )
 from penstock.transactions.stores.kafka.status import STALE_S, Status, decode_status, waits_for
 from penstock.transactions.wire.done_records import Done, decode_done
-from penstock.transactions.wire.half import decode_half
-from penstock.transactions.wire.ops import Verdict, decode_ops
+from penstock.transactions.wire.ops import Verdict
+from penstock.transactions.wire.topics import StoreTopics
 
 #: The number of last status records to read: more than dozens of coordinators write while a status is valid.
 _STATUS_RECORDS = 5_000
@@ -59,6 +59,8 @@ class ReadPartition:
     """The state of one half partition; only the transaction `kept` has its payload."""
 
     state: PartitionState
+    topics: StoreTopics
+    number: int
     kept: str | None
 
     def take_half(self, message: Message) -> None:
@@ -67,7 +69,7 @@ class ReadPartition:
         if offset < state.half_position:
             return
         try:
-            half = decode_half(message.key(), message.value(), wire_headers(message))
+            half = read_half(message, self.topics.may_publish_to)
         except MessageFormatError:
             state.skip_half(offset)
             return
@@ -81,7 +83,7 @@ class ReadPartition:
         if offset < state.op_position:
             return
         with contextlib.suppress(MessageFormatError):
-            for index, op in enumerate(decode_ops(message.value())):
+            for index, op in enumerate(read_ops(message, self.number)):
                 if op.verdict is not Verdict.TICK:
                     state.add_op(offset, op, message.timestamp()[1], index)
         state.skip_op(offset)
@@ -111,7 +113,7 @@ def read_partitions(reads: Inspection, kept: str | None = None) -> dict[int, Rea
     for number, found in positions.items():
         end = bounds[logs[DONE], number][1]
         start = recovered_partition(reads.topics, number, found, ids, DoneRead(end, done[number]))
-        read[number] = ReadPartition(start.state, kept)
+        read[number] = ReadPartition(start.state, reads.topics, number, kept)
         halves[logs[HALF], number], ops[logs[OP], number] = start.starts[HALF], start.starts[OP]
     for message in reads.read(halves, bounds):
         read[message.partition() or 0].take_half(message)

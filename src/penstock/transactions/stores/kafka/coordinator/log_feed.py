@@ -128,6 +128,22 @@ _TARGETS = 1_024
 _TICK = Verdict.TICK
 
 
+def read_half(message: Message, may_publish_to: Callable[[str], bool]) -> Half:
+    """Read a record of the half log. Raises `MessageFormatError`, also if its target may not be published to."""
+    half = decode_half(message.key(), message.value(), wire_headers(message))
+    if not may_publish_to(half.topic):
+        raise MessageFormatError("a half that is addressed to a topic of the store or of Kafka itself")
+    return half
+
+
+def read_ops(message: Message, number: int) -> list[Op]:
+    """Read a record of the op log of a half partition. Raises `MessageFormatError`, also if it is another one's."""
+    ops = decode_ops(message.value())
+    if ops[0].half_partition != number:
+        raise MessageFormatError(f"an op record for half partition {ops[0].half_partition} that is not its own")
+    return ops
+
+
 class _OpRecord(NamedTuple):
     """A decoded record of the op log.
 
@@ -182,7 +198,7 @@ class LogFeed:
                 return
             self._count_lost("half", state.half_position, offset)
         try:
-            half = self._read_half(message)
+            half = read_half(message, self._may_publish_to)
         except MessageFormatError as bad:
             state.skip_half(offset)
             self._counts.forged += 1
@@ -203,7 +219,7 @@ class LogFeed:
         offset, appended_ms = message.offset() or 0, self._append_ms("op", message, now)
         ops: list[Op] | MessageFormatError
         try:
-            ops = self._read_ops(message)
+            ops = read_ops(message, self._number)
             needs = max([max(op.half_offsets, default=-1) for op in ops])
         except MessageFormatError as bad:
             ops, needs = bad, -1
@@ -274,18 +290,6 @@ class LogFeed:
                 expected,
                 offset - 1,
             )
-
-    def _read_half(self, message: Message) -> Half:
-        half = decode_half(message.key(), message.value(), wire_headers(message))
-        if not self._may_publish_to(half.topic):
-            raise MessageFormatError("a half that is addressed to a topic of the store or of Kafka itself")
-        return half
-
-    def _read_ops(self, message: Message) -> list[Op]:
-        ops = decode_ops(message.value())
-        if ops[0].half_partition != self._number:
-            raise MessageFormatError(f"an op record for half partition {ops[0].half_partition} that is not its own")
-        return ops
 
     def decide_waiting(self) -> None:
         """Apply waiting decisions whose halves are read now, or cannot come."""
