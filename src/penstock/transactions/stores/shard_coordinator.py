@@ -61,7 +61,7 @@ class ShardCoordinator(StoreCoordinator):
         self._relays: dict[int, Relay] = {}
         self._slow_calls: dict[int, str] = {}
         self._former_groups = self._former_recoveries = 0
-        self._trim_at = 0.0
+        self._trim_at = time.monotonic() + _TRIM_INTERVAL_S
 
     def _open(self) -> None:
         self._store.start()
@@ -107,9 +107,6 @@ class ShardCoordinator(StoreCoordinator):
             return Counts().statistics()
         # list() of a dict is atomic under the interpreter lock: the coordinator's thread cannot change it meanwhile.
         return self._shards.statistics(list(self._shards.owned) if own else None)
-
-    def _begin(self) -> None:
-        self._trim_at = time.monotonic() + _TRIM_INTERVAL_S
 
     def _round(self) -> None:
         shards = self._shards

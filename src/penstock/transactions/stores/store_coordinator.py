@@ -167,10 +167,6 @@ class StoreCoordinator(ABC):
         """Open the store, create missing topics or tables, and make all parts."""
 
     @abstractmethod
-    def _begin(self) -> None:
-        """Prepare the rounds. The thread calls it first."""
-
-    @abstractmethod
     def _round(self) -> None:
         """Run one round: read, check, publish."""
 
@@ -269,7 +265,6 @@ class StoreCoordinator(ABC):
         observed, telemetry = None, self._options.telemetry
         try:
             observed = None if telemetry is None else self._observe(telemetry)
-            self._begin()
             while not self._stopping.is_set():
                 self._discarding.tend()
                 self._round()
@@ -282,11 +277,8 @@ class StoreCoordinator(ABC):
             if observed is not None:
                 observed.close()
             self._discarding.close()
-            self._end_all()
-
-    def _end_all(self) -> None:
-        try:
-            self._end()
-        except:  # noqa: E722 - see `raised`; an earlier failure is reported instead of this one
-            self._failure = self._failure or raised()
-            _log.error("%s did not end well", self._label, exc_info=raised())
+            try:
+                self._end()
+            except:  # noqa: E722 - see `raised`; an earlier failure is reported instead of this one
+                self._failure = self._failure or raised()
+                _log.error("%s did not end well", self._label, exc_info=raised())

@@ -199,10 +199,8 @@ class KafkaCoordinator(StoreCoordinator):
         self._upkeep = LogUpkeep(context, admin, begun=time.monotonic())
         self._checks = CheckScheduler(context, liveness, sends, self._discarding)
         self._owned = membership.owned
-
-    def _begin(self) -> None:
+        membership.join()
         self._sends.start()
-        self._membership.join()
 
     def _round(self) -> None:
         engine, now = self._engine, time.monotonic()
