@@ -73,15 +73,11 @@ class PublicationPace:
         in_flight: returns the number of transactions that the producer has in flight.
         follow: starts a thread that follows the publication and calls `published`. Called once, when the producer
             becomes busy. No answer is delayed before the first `published`.
-        now: a monotonic clock in seconds.
     """
 
-    def __init__(
-        self, in_flight: Callable[[], int], follow: Callable[[], object], now: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, in_flight: Callable[[], int], follow: Callable[[], object]) -> None:
         self._in_flight = in_flight
         self._follow = follow
-        self._now = now
         # Guards all below.
         self._lock = threading.Lock()
         # Answered and unpublished op records by half partition, in log order; and their number of decisions.
@@ -94,13 +90,13 @@ class PublicationPace:
         self._moved_at = float("-inf")
         self._is_followed = self._is_ended = False
         # The decisions stored in the present busy window, and its begin.
-        self._count, self._since = 0, now()
+        self._count, self._since = 0, time.monotonic()
 
     def stored(self, partition: int, offset: int, count: int, complete: Complete) -> None:
         """Note a stored op record with `count` decisions; `complete` answers them, now or later."""
         follows = False
         with self._lock:
-            now = self._now()
+            now = time.monotonic()
             if not self._is_followed:
                 follows = self._is_followed = self._is_busy(count, now)
             self._held.append(_Held(partition, _Answered((offset, count - 1), count, now), complete))
@@ -118,23 +114,21 @@ class PublicationPace:
     def published(self, partition: int, place: OpPlace) -> None:
         """Note that all decisions of a half partition up to a place are published, except delayed messages."""
         with self._lock:
-            self._moved_at, self._published[partition] = self._now(), place
-            due = self._due(self._moved_at)
-        _complete(due)
-
-    def look(self) -> None:
-        """Release answers that were held for too long. Called regularly."""
-        if self._held:
-            with self._lock:
-                due = self._due(self._now())
-            _complete(due)
+            self._moved_at, self._published[partition] = time.monotonic(), place
+        self.release()
 
     def end(self) -> None:
         """Release all answers, and hold none from now on."""
         with self._lock:
             self._is_ended = True
-            due = self._due(self._now())
-        _complete(due)
+        self.release()
+
+    def release(self) -> None:
+        """Give the held answers that are due. Called regularly."""
+        if self._held:
+            with self._lock:
+                due = self._due(time.monotonic())
+            _complete(due)
 
     def _due(self, now: float) -> list[Complete]:
         """Take and return the answers that are due."""

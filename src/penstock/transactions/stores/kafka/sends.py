@@ -134,7 +134,7 @@ class RecordSends:
             with queue.lock:
                 refused = self._flush(queue)
             self._refuse(*refused)
-        self._pace.look()
+        self._pace.release()
 
     def _flush(self, queue: _DecisionQueue) -> tuple[list[Waiting], str]:
         """Send waiting decisions up to the limit of records; return those that the client library refused, and why."""
