@@ -63,10 +63,7 @@ class Relay:
         # The shard by its number, for the engine; empty until the shard is taken over.
         self._owned: dict[int, ShardBacklog] = {}
         self._explained_at = 0.0
-
-        def ask() -> None:
-            self._done.bounds(_PROBE_BUDGET_S)
-
+        ask = partial(self._done.bounds, _PROBE_BUDGET_S)
         #: Publishes the shard after the take-over. Its transactional ids prove its ownership.
         self.engine = Engine(self._owned, clients, ask, _TARGET_LATENCY_S, slots=self._slots)
 
@@ -91,7 +88,7 @@ class Relay:
             if not is_missing_right(error):
                 raise
             right = topic_right(Operation.READ, self._clients.done_topic)
-            text = self._clients.rights.refused("it cannot be read what was published", right)
+            text = self._clients.rights.refused("the done log cannot be read", right)
             raise InDoubtError(text, rights=[right]) from error
 
     @property
@@ -99,7 +96,7 @@ class Relay:
         return [*self._slots, *(self._former or ())]
 
     @property
-    def _shut_out(self) -> bool:
+    def _are_others_fenced(self) -> bool:
         """Whether no producer except the last slot's can write.
 
         A lost id is harmless: the end of its last transaction is already decided.
@@ -107,7 +104,7 @@ class Relay:
         return all(slot.is_ready or (slot in (self._former or ()) and slot.lost_ids) for slot in self._all_slots[1:])
 
     def _may_open(self, name: str) -> bool:
-        if name == self._last.name and not self._owned and not self._shut_out:
+        if name == self._last.name and not self._owned and not self._are_others_fenced:
             return False
         return self._shard.may_open([slot.transactional_id for slot in self._all_slots])
 
@@ -130,14 +127,14 @@ class Relay:
         """Return the call that has hung longest, and its seconds; an empty name if no call hangs."""
         return max((slot.slow_call() for slot in self._all_slots), key=lambda call: call[1])
 
-    def step(self, *, takes: bool = True) -> bool:
-        """Do all steps that need no waiting; return whether something happened. Unless `takes`, start nothing new.
+    def step(self, *, begins: bool = True) -> bool:
+        """Do all steps that need no waiting; return whether something happened.
 
-        Raises the store's errors; the next call continues.
+        Without `begins` it starts nothing new. Raises the store's errors; the next call continues.
         """
         now, engine, shard = time.monotonic(), self.engine, self._shard
         if self._former is None:
-            if not takes:
+            if not begins:
                 return False
             own = {slot.transactional_id for slot in self._all_slots}
             self._former = [self._slot(name, is_trial=True) for name in shard.claimed() if name not in own]
@@ -146,7 +143,7 @@ class Relay:
             return self._take_over(self._former, now)
         progressed = engine.take_result()
         shard.flush()
-        if takes:
+        if begins:
             progressed |= engine.begin(now)
         if now - self._explained_at >= _EXPLAIN_INTERVAL_S:
             self._explained_at = now

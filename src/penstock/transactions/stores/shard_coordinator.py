@@ -176,7 +176,7 @@ class ShardCoordinator(StoreCoordinator):
             relay = Relay(shards.backlog(number), number, f"{shards.name}.{number}", self._clients)
             self._relays[number] = relay
         is_leaving = number in shards.leaving
-        busy = relay.step(takes=not is_leaving)
+        busy = relay.step(begins=not is_leaving)
         if relay.is_lost or (is_leaving and not relay.engine.is_busy):
             self._drop(number)
             shards.give_up(number)

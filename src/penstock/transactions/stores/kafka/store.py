@@ -57,7 +57,7 @@ class KafkaCheckSource:
         self._consumer = clients.consumer(bootstrap_servers, settings)
         self._consumer.subscribe([topics.check])
 
-    def take(self, timeout_s: float, running: Collection[str] = ()) -> Sequence[CheckRequest]:  # noqa: ARG002 - each is sent to one
+    def take(self, timeout_s: float, running: Collection[str] = ()) -> Sequence[CheckRequest]:  # noqa: ARG002 - a check has one receiver
         """Return available checks; wait up to `timeout_s` seconds for the first. Unreadable records are logged."""
         first = self._consumer.poll(timeout_s)
         if first is None:
