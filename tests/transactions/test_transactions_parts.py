@@ -66,9 +66,8 @@ def test_a_discarded_transaction_of_several_that_comes_back_before_its_discard_i
 def test_an_incomplete_transaction_is_rolled_back_and_nobody_is_asked_about_it(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "penstock.transactions.stores.store_coordinator.CheckPolicy", partial(CheckPolicy, incomplete_s=0.5)
-    )
+    policy = partial(CheckPolicy, incomplete_s=0.5)
+    monkeypatch.setattr("penstock.transactions.stores.store_coordinator.CheckPolicy", policy)
     lost = Half(new_id(), "orders", bench.topic, None, None, b"1", (), None, part=(1, 2))
     bench.write(bench.topics.half, 0, None, b"1", encode_half(lost))
     coordinator = bench.coordinator()
