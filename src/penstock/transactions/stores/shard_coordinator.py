@@ -11,6 +11,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import ExitStack
 from functools import partial
 
 from penstock import clients
@@ -64,17 +65,13 @@ class ShardCoordinator(StoreCoordinator):
         self._trim_at = time.monotonic() + _TRIM_INTERVAL_S
 
     def _open(self) -> None:
-        self._store.start()
-        try:
-            self._shards = shards = self._store.open_shards(self._terms, self._wake.set)
-            try:
-                self._clients = self._create(shards)
-            except BaseException:
-                shards.close()
-                raise
-        except BaseException:
-            self._store.stop(1.0)
-            raise
+        with ExitStack() as undo:
+            self._store.start()
+            undo.callback(self._store.stop, 1.0)
+            self._shards = self._store.open_shards(self._terms, self._wake.set)
+            undo.callback(self._shards.close)
+            self._clients = self._create(self._shards)
+            undo.pop_all()
         self._closers.append(self._store.stop)
 
     def _create(self, shards: StoreShards) -> PublishingClients:
