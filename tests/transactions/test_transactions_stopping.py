@@ -14,7 +14,7 @@ import pytest
 from penstock.errors import PenstockError, StoppedError
 from penstock.transactions import Coordinator, SqlStore, TransactionalProducer, acked_producer
 from penstock.transactions.acked_producer import AckedProducer
-from penstock.transactions.stores.kafka import publication
+from penstock.transactions.stores.kafka import done_watch
 from penstock.transactions.stores.kafka.done_watch import DoneWatch
 from penstock.transactions.wire.topics import StoreTopics
 from waiting import wait_until
@@ -85,7 +85,7 @@ def test_a_delivery_report_that_hangs_holds_no_stop(
 def test_a_watch_of_publications_whose_client_hangs_holds_no_stop(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(publication, "CLOSE_S", 0.1)
+    monkeypatch.setattr(done_watch, "CLOSE_S", 0.1)
     gate = threading.Event()
     watch = DoneWatch("127.0.0.1:1", {}, StoreTopics("store"), "shop", lambda: 0)
     watch._thread = threading.Thread(target=gate.wait, name="the watch", daemon=True)
@@ -106,7 +106,7 @@ def test_a_watch_of_publications_that_cannot_begin_says_why_and_begins_again_whe
         begun.append("")
         raise OSError("too many open files")
 
-    monkeypatch.setattr(publication, "PartitionReader", fail)
+    monkeypatch.setattr(done_watch, "PartitionReader", fail)
     watch = DoneWatch("127.0.0.1:1", {}, StoreTopics("store"), "shop", lambda: 0)
 
     for _ in range(2):

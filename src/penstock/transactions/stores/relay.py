@@ -63,9 +63,14 @@ class Relay:
         # The shard by its number, for the engine; empty until the shard is taken over.
         self._owned: dict[int, ShardBacklog] = {}
         self._explained_at = 0.0
-        ask = partial(self._done.bounds, _PROBE_BUDGET_S)
         #: Publishes the shard after the take-over. Its transactional ids prove its ownership.
-        self.engine = Engine(self._owned, clients, ask, _TARGET_LATENCY_S, slots=self._slots)
+        self.engine = Engine(
+            self._owned,
+            clients,
+            lambda: self._done.bounds(_PROBE_BUDGET_S),
+            _TARGET_LATENCY_S,
+            slots=self._slots,
+        )
 
     def _slot(self, name: str, *, is_trial: bool) -> PublisherSlot:
         place = self._clients.done_topic, self._number
