@@ -102,11 +102,11 @@ Write = Callable[[Sequence[Any]], Sequence[Result]]
 
 #: The reason why a DISCARD of a committed transaction is refused.
 NOT_HELD = (
-    "COMMIT was decided before, and it is not held, or is being published just now; what Kafka refuses can be "
-    "discarded: look at what it waits for, and try again"
+    "COMMIT was decided before, and its messages are not held, or are being published now; only messages that Kafka "
+    "refuses can be discarded: look at what they wait for, and try again"
 )
 #: The reason why a decision on an unknown transaction is refused.
-UNKNOWN_ID = "the store has no such transaction of that group; it is unknown, or settled long ago"
+UNKNOWN_ID = "the store has no such transaction of that group; it never existed, or was settled long ago"
 
 
 def came_first(verdict: Verdict) -> str:

@@ -143,11 +143,11 @@ class ShardBacklog(Backlog):
         before = self.set_aside.behind(pending)
         if before is None:
             return self._why(self.set_aside.topic(pending.transaction_id) or "")
-        why = self._quarantine.why_refused(before.transaction_id) or "which waits, too"
+        why = self._quarantine.why_refused(before.transaction_id) or "it waits, too"
         return f"transaction {before.transaction_id}, before it in its key: {why}"
 
     def _why(self, topic: str) -> str:
-        return f"{topic}: {self._quarantine.why(topic) or 'it is not known yet'}"
+        return f"{topic}: {self._quarantine.why(topic) or 'the reason is not known yet'}"
 
 
 class StoreShards(ABC):
