@@ -33,6 +33,8 @@ from penstock.transactions.wire.done_records import decode_done, last_settled
 from penstock.transactions.wire.ops import Verdict
 from penstock.transactions.wire.topics import StoreTopics
 
+_log = logging.getLogger("penstock.transactions")
+
 #: The limit of decided and unpublished transactions: its bounds, and its growth for each transaction in flight above a
 #: few. With few in flight, the time to visibility matters; with hundreds, the rate, which a higher limit did not raise.
 _LEAST, _MOST = 128, 4_000
@@ -43,6 +45,13 @@ _MAX_PACING_S = 0.1
 _LAG_VALID_S = 0.5
 #: A producer with more than `_LEAST` decisions in these seconds is busy: it follows the publication.
 _BUSY_WINDOW_S = 0.1
+_POLL_S = 0.1
+#: Seconds for the brokers to return the end of the log; and seconds that a caller waits for it, including the last try.
+_ANSWER_S = 10.0
+_BEGIN_S = 2 * _ANSWER_S + CLOSE_S
+#: Milliseconds between two fetches while much is published: each wakes brokers and this process.
+_FETCH_MS = 5
+_NEEDED = '{} cannot be read, which wait="published" needs'
 
 #: The place of a decision: the offset of its op record, and its index there.
 OpPlace = tuple[int, int]
@@ -157,17 +166,6 @@ class PublicationPace:
 def _complete(due: list[Complete]) -> None:
     for complete in due:
         complete()
-
-
-_log = logging.getLogger("penstock.transactions")
-
-_POLL_S = 0.1
-#: Seconds for the brokers to return the end of the log; and seconds that a caller waits for it, including the last try.
-_ANSWER_S = 10.0
-_BEGIN_S = 2 * _ANSWER_S + CLOSE_S
-#: Milliseconds between two fetches while much is published: each wakes brokers and this process.
-_FETCH_MS = 5
-_NEEDED = '{} cannot be read, which wait="published" needs'
 
 
 class DoneWatch:

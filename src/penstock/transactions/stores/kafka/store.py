@@ -33,6 +33,20 @@ _log = logging.getLogger("penstock.transactions")
 
 #: Check requests read at once.
 _REQUESTS = 500
+_STOP_POLL_S = 0.005
+
+# Enum members are slow to look up, and this code runs for every message.
+_PRODUCER = Author.PRODUCER
+
+#: The permissions that every producer needs. Waiting for publication and answering checks need READ on one more topic;
+#: if it is missing, they raise an error.
+_NEEDS = {
+    "half": (Operation.WRITE,),
+    "op": (Operation.WRITE,),
+    "done": (Operation.DESCRIBE,),
+    "check": (Operation.DESCRIBE,),
+    "discarded": (Operation.DESCRIBE,),
+}
 
 
 class KafkaCheckSource:
@@ -94,22 +108,6 @@ class KafkaCheckSource:
     def close(self) -> None:
         """Leave the group: another producer gets its checks at once."""
         self._consumer.close()
-
-
-_STOP_POLL_S = 0.005
-
-# Enum members are slow to look up, and this code runs for every message.
-_PRODUCER = Author.PRODUCER
-
-#: The permissions that every producer needs. Waiting for publication and answering checks need READ on one more topic;
-#: if it is missing, they raise an error.
-_NEEDS = {
-    "half": (Operation.WRITE,),
-    "op": (Operation.WRITE,),
-    "done": (Operation.DESCRIBE,),
-    "check": (Operation.DESCRIBE,),
-    "discarded": (Operation.DESCRIBE,),
-}
 
 
 class KafkaStore:

@@ -35,6 +35,16 @@ _log = logging.getLogger("penstock.transactions")
 #: Seconds for which an answer about the live producers of a group is valid; and seconds to wait for an answer.
 _LIVENESS_VALID_S = 1.0
 _ANSWER_S = 5.0
+#: Checks sent in one round at most: many undecided halves must not delay commits.
+_CHECKS = 200
+#: Seconds until a check is tried again while it is not known whether its group has a producer.
+_RETRY_DELAY_S = 0.1
+#: Seconds until a group or a read is tried again that has too many open requests.
+_WINDOW_POLL_S = 0.02
+#: Seconds between two marks in one op log.
+_MARK_INTERVAL_S = 0.5
+#: Seconds after which the broker's clock is read again while transactions are pending.
+_CLOCK_INTERVAL_S = 30.0
 
 
 class Liveness:
@@ -91,18 +101,6 @@ class Liveness:
             error, "it is not known whether a producer is alive, so no check is sent", right
         )
         return None
-
-
-#: Checks sent in one round at most: many undecided halves must not delay commits.
-_CHECKS = 200
-#: Seconds until a check is tried again while it is not known whether its group has a producer.
-_RETRY_DELAY_S = 0.1
-#: Seconds until a group or a read is tried again that has too many open requests.
-_WINDOW_POLL_S = 0.02
-#: Seconds between two marks in one op log.
-_MARK_INTERVAL_S = 0.5
-#: Seconds after which the broker's clock is read again while transactions are pending.
-_CLOCK_INTERVAL_S = 30.0
 
 
 class CheckScheduler:

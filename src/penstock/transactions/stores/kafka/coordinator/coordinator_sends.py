@@ -27,6 +27,8 @@ from penstock.transactions.wire.ops import Author, Op, Verdict, encode_op
 
 #: Errors in the reports of records that a stop has purged.
 _CUT_OFF = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})  # noqa: SLF001 - public constants look so
+#: Seconds after which an unchanged status is written again.
+_REPEAT_INTERVAL_S = 20.0
 
 
 class CoordinatorSends:
@@ -137,10 +139,6 @@ class CoordinatorSends:
     def _report_not_stored(self, topic: str, what: str, error: KafkaError) -> None:
         text = "%s is not stored in %s: %s; it is tried again"
         self._context.ration.warn(f"not stored {topic} {error.code()}", text, what, topic, reason(error))
-
-
-#: Seconds after which an unchanged status is written again.
-_REPEAT_INTERVAL_S = 20.0
 
 
 class StatusLog:

@@ -32,11 +32,23 @@ from penstock.transactions.wire.half import Half, decode_half
 from penstock.transactions.wire.ops import DECISION_BYTES, Op, Verdict, decode_ops
 from penstock.transactions.wire.topics import StoreTopics
 
+_log = logging.getLogger("penstock.transactions")
+
 #: The assumed size of op records until the first one is read: the first read takes one record.
 _FIRST_OP_BYTES = 1 << 20
 #: Op records of a partition that may wait for a half; then reading ops pauses. The leader of the half log may be away
 #: for long, and they would fill the memory.
 _WAITING = 20_000
+#: Seconds that an op record waits for a half before the end of the half log is looked up. A producer decides only after
+#: its half is stored, so the half nearly always comes with the next fetch.
+_HALF_OVERDUE_AFTER_S = 0.1
+#: Seconds for which a known end of the half log counts as its current end.
+_LOG_END_VALID_S = 30.0
+#: The size of the cache of target topics: forged halves may name any number of topics.
+_TARGETS = 1_024
+
+# Enum members are slow to look up, and this code runs for every decision.
+_TICK = Verdict.TICK
 
 
 class LogReader:
@@ -112,20 +124,6 @@ class LogReader:
             self._ops.get_watermark_offsets(TopicPartition(self._op, number), cached=True)[1] > offset
             for number, offset in self._next_op.items()
         )
-
-
-_log = logging.getLogger("penstock.transactions")
-
-#: Seconds that an op record waits for a half before the end of the half log is looked up. A producer decides only after
-#: its half is stored, so the half nearly always comes with the next fetch.
-_HALF_OVERDUE_AFTER_S = 0.1
-#: Seconds for which a known end of the half log counts as its current end.
-_LOG_END_VALID_S = 30.0
-#: The size of the cache of target topics: forged halves may name any number of topics.
-_TARGETS = 1_024
-
-# Enum members are slow to look up, and this code runs for every decision.
-_TICK = Verdict.TICK
 
 
 def read_half(message: Message, may_publish_to: Callable[[str], bool]) -> Half:

@@ -73,6 +73,11 @@ _HELD = (
 #: Seconds for the call that ends a transaction, and for all steps around it.
 _INIT_TIMEOUT_S = 6.0
 _FENCING_BUDGET_S = 8.0
+#: Seconds without a step after which an attempt is abandoned: more than twice the limit of any single call.
+_ABANDON_AFTER_S = 30.0
+#: Seconds between a failed attempt and the next one, and if a permission is missing.
+_RETRY_DELAY_S = 0.2
+_PERMISSION_RETRY_DELAY_S = 1.0
 
 #: Called with the name of each step before the step. It raises `StoppedError` when the coordinator stops.
 Step = Callable[[str], object]
@@ -266,13 +271,6 @@ def _end(context: CoordinatorContext, name: str) -> None:
         initialise(producer, context.topics.done, _INIT_TIMEOUT_S)
     finally:
         producer.close()
-
-
-#: Seconds without a step after which an attempt is abandoned: more than twice the limit of any single call.
-_ABANDON_AFTER_S = 30.0
-#: Seconds between a failed attempt and the next one, and if a permission is missing.
-_RETRY_DELAY_S = 0.2
-_PERMISSION_RETRY_DELAY_S = 1.0
 
 
 @dataclass(slots=True, eq=False)
