@@ -129,8 +129,9 @@ def sends_what_was_rolled_back(patch: pytest.MonkeyPatch) -> None:
 
 
 def settles_nothing(patch: pytest.MonkeyPatch) -> None:
-    """What is published is not written down as settled."""
+    """What is published is not written down as settled, and the done log is trimmed all the same."""
     patch.setattr(relay_runs.Run, "settle_later", lambda self, transaction_ids: None)
+    patch.setattr(FileShard, "is_durable", lambda self: True)
 
 
 def publishes_what_the_done_log_has(patch: pytest.MonkeyPatch) -> None:
