@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.errors import ConfigurationError
-from penstock.fleet.page.messages import _shown
+from penstock.fleet.page.server import _message_json
 from penstock.group_offsets.oldest import Oldest
 from penstock.message import FixedRecord, Message, timestamp_of
 from penstock.transactions.messages import Terms, a_half
@@ -31,11 +31,11 @@ def test_a_record_without_a_time_has_none_and_no_age(kind: type[FixedRecord]) ->
 
     assert Message(record).timestamp is None
     assert Oldest(5, timestamp_of(record)).age_s(1e9) is None
-    assert _shown(record)["timestamp"] is None
+    assert _message_json(record)["timestamp"] is None
 
 
 def test_a_header_that_cannot_be_read_does_not_keep_its_message_from_being_shown() -> None:
-    shown = _shown(Unreadable("t", 0, 5, b"k", b"v", (), None))
+    shown = _message_json(Unreadable("t", 0, 5, b"k", b"v", (), None))
 
     assert shown["headers"] == [["penstock-headers-lost", "a header name is not UTF-8"]]
     assert shown["value"] == "v"

@@ -1,4 +1,4 @@
-"""The notation of places in topics: `orders:1` is a partition, `orders:1@15` a message."""
+"""Texts for users: places in topics (`orders:1` is a partition, `orders:1@15` a message), ages and counts."""
 
 from __future__ import annotations
 
@@ -37,3 +37,8 @@ def topic_or_place(text: str) -> tuple[str, tuple[int, int] | None]:
         return text, None
     topic, partition, offset = place_of(text)
     return topic, (partition, offset)
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a number with its noun: "1 member", "2 members"."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"

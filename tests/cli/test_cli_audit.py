@@ -28,10 +28,10 @@ def test_what_was_done_is_printed_a_line_each_and_nothing_planted_runs(
 ) -> None:
     topic = new_topic(2)
     writer = AuditWriter(broker.bootstrap_servers, {}, CommandSettings(audit_topic=topic))
-    writer.tell(record(Kind.ASKED, 1), "sms")
-    writer.tell(record(Kind.ANSWER, 1, said=PLANTED, details=f"penstock-poll-sms:\n  {PLANTED}"), "sms")
+    writer.append(record(Kind.ASKED, 1), b"sms")
+    writer.append(record(Kind.ANSWER, 1, said=PLANTED, details=f"penstock-poll-sms:\n  {PLANTED}"), b"sms")
     writer.write(topic, b"\xff garbage", b"sms")
-    writer.tell(record(Kind.OUTCOME, 1, said="paused"), "sms")
+    writer.append(record(Kind.OUTCOME, 1, said="paused"), b"sms")
     at = ("--bootstrap-servers", broker.bootstrap_servers, "--audit-topic", topic)
 
     code, out, _ = penstock_command("audit", *at)
@@ -43,7 +43,7 @@ def test_what_was_done_is_printed_a_line_each_and_nothing_planted_runs(
     assert out.splitlines()[0].startswith("1970-01-01 00:00:00 00000000 pause asked by somebody [topic=<script>")
     assert "\x1b" not in out + detailed + as_json
     assert r"\x1b[2J\r\n2026-01-01 forged" in out
-    assert "1 records that are none of the audit were passed over" in out
+    assert "1 record ignored: no audit records" in out
     assert "penstock-poll-sms:" in detailed
     assert [record["said"] for record in json.loads(as_json)["records"]] == ["paused"]
     assert (missing.code, "no such topic" in missing.err) == (1, True)

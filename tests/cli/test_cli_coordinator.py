@@ -83,7 +83,7 @@ def test_a_store_in_a_database_or_a_folder_is_given_what_is_its_own(
     both = penstock_command("coordinator", *shared, "--file", str(tmp_path), "--sql", "sqlite:///store.db")
 
     assert (sql.code, file.code, both.code) == (0, 0, 2), sql.err + file.err
-    assert "leave one of them out" in both.err
+    assert "omit one of them" in both.err
     of_sql, of_file = made
     assert isinstance(of_sql["store"], SqlStore)
     assert isinstance(of_file["store"], FileStore)

@@ -84,7 +84,7 @@ def test_show_keeps_the_payload_to_itself_unless_asked(
     assert f"  from        {original}:3@77\n  group       billing\n  tries       5\n" in plain
     assert "  exception   builtins.ValueError\n" in plain
     assert "  headers     trace\n              raw\n              none\n" in plain
-    assert "values and texts are shown with --payload" in plain
+    assert "--payload prints keys, values and texts as well" in plain
     assert not any(word in plain for word in ("secret", "broke", "once", "abc", "0xff"))
     assert "  headers     trace: abc\n              raw: 0xff\n              none: (null)\n" in full
     assert "  message     it \\x1b[31mbroke\n" in full

@@ -68,8 +68,8 @@ def test_messages_go_back_as_they_were_each_of_them_once_and_no_others_than_thos
     assert (dry.code, f"2 would be sent from {letters} to {original}" in dry.out) == (0, True)
     assert (untouched[0], untouched[1] < 0) == ([], True)
     assert f"2 sent from {letters} to {other}" in by_exception.out
-    assert "8 passed by: not chosen" in by_exception.out
-    assert "2 passed by: sent by an earlier replay" in by_exception.out
+    assert "8 left out: not selected" in by_exception.out
+    assert "2 left out: sent by an earlier replay" in by_exception.out
     assert f"1 sent from {letters} to {other}" in by_topic.out
     assert (rest.code, f"7 sent from {letters} to {original}" in rest.out) == (0, True)
     assert f"nothing sent from {letters}" in second.out
@@ -105,13 +105,17 @@ def test_letters_with_forged_headers_stay_hold_up_nobody_and_go_to_a_topic_that_
 
     assert code == 1
     assert f"2 sent from {letters} to {original}" in out
-    assert f"5 of {letters} could not go anywhere" in err
-    reasons = ("2 tells no original topic", "1 has an original topic that does not exist", "1 says that it comes")
+    assert f"5 of {letters} could not be sent" in err
+    reasons = (
+        "2 has no valid original topic",
+        "1 has an original topic that does not exist",
+        "1 names the dead-letter topic",
+    )
     for reason in (*reasons, "1 has neither key nor value"):
         assert reason in err
     assert (again.code, "nothing sent" in again.out) == (1, True)
     assert [outcome.code for outcome in refused] == [2, 2, 2]
-    assert (to_other.code, f"1 of {letters} could not go anywhere" in to_other.err) == (1, True)
+    assert (to_other.code, f"1 of {letters} could not be sent" in to_other.err) == (1, True)
     assert values(read_all(servers, other)) == [b"no header", b"bad name", b"nowhere", b"itself"]
     assert values(read_all(servers, original)) == [b"good 1", b"good 2"]
 
@@ -146,7 +150,7 @@ def test_a_replay_that_dies_loses_nothing_and_repeats_a_batch_at_most(
     """All was acknowledged by the broker, and the last batch was not written down yet."""
     servers = broker.bootstrap_servers
     original, letters = dead_letter_topic()
-    count, left, remember = 4 * BATCH, [None] * 2, DeadLetterLog.remember
+    count, left, remember = 4 * BATCH, [None] * 2, DeadLetterLog.store_progress
     put(servers, letters, value=b"%d", headers=origin_headers(original), count=count)
 
     def remember_two(*given: Any) -> None:
@@ -154,7 +158,7 @@ def test_a_replay_that_dies_loses_nothing_and_repeats_a_batch_at_most(
         remember(*given)
 
     with monkeypatch.context() as dying:
-        dying.setattr(DeadLetterLog, "remember", remember_two)
+        dying.setattr(DeadLetterLog, "store_progress", remember_two)
         died, _, _ = replay(letters)
     before = len(read_all(servers, original))
     code, _, _ = replay(letters)

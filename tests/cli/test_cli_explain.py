@@ -85,7 +85,7 @@ def test_a_process_answers_explain_and_http_and_names_what_holds_a_partition(
     assert (others_code, "no app called another-group" in others) == (1, True)
     assert (silent_code, f"process {process.pid} did not answer" in silent) == (1, True)
     assert (process.returncode, served, status(address, "/healthz")) == (0, [200, 200, 200], None)
-    assert (gone_code, "no app of this user's answers" in gone) == (1, True)
+    assert (gone_code, "no app of this user answers" in gone) == (1, True)
     assert list(explain_server.folder().glob("*.sock")) == []
     # One that was stopped takes its report back.
     assert (after.code, f"no member of {topic} reports to" in after.err) == (1, True)

@@ -89,7 +89,7 @@ def test_a_group_with_members_is_listed_with_them_and_is_not_moved(
     assert listed.out.count("counter on 127.0.0.1") == 2
     assert f"group {group} is stable, with 1 member\n" in listed.out
     assert refused.code == 1
-    assert "it has 1 member: counter on 127.0.0.1; stop what runs in the group" in refused.err
+    assert "it has 1 member: counter on 127.0.0.1; stop all members of the group" in refused.err
     assert tried.code == 0, tried
     assert "it would be refused now" in tried.out
     assert stands(servers, group, topic) == (5, DONE)
@@ -263,5 +263,5 @@ def test_offsets_of_an_open_transaction_are_waited_for(
     consumer.close()
 
     assert while_open.code == 1
-    assert "a transaction that holds some of them is still open" in while_open.err
+    assert "a transaction with some of them is still open" in while_open.err
     wait_until(lambda: stands(servers, group, topic) == (9, ()))

@@ -100,13 +100,13 @@ def test_strangers_records_break_nothing_a_watch_goes_on_until_it_is_ended_and_a
     with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=tmp_path, text=True) as process:
         assert process.stdout is not None
         shown = [next(line for line in process.stdout if line.startswith("shop: 1 member")) for _ in range(2)]
-        counted = next(line for line in process.stdout if "records that are no reports were passed over" in line)
+        counted = next(line for line in process.stdout if "ignored records, which are no reports" in line)
         process.send_signal(signal.SIGINT)
         code = process.wait(60)
     silent = on_broker("status", "--report-topic", topic)
 
     assert (empty.code, "no member reports" in empty.err) == (1, True)
-    assert (missing.code, "nobody has reported yet" in missing.err, "--report" in missing.err) == (1, True, True)
+    assert (missing.code, "no member has reported yet" in missing.err, "--report" in missing.err) == (1, True, True)
     assert (len(shown), code) == (2, 0)
     assert "1 newer version, 3 unreadable" in counted
     assert (silent.code, "shop: 0 members and 1 silent" in silent.out, "silent for" in silent.out) == (1, True, True)

@@ -159,7 +159,7 @@ def test_an_error_that_cannot_be_printed_is_written_all_the_same(letter_format: 
     assert found is not None
     assert found.exception is not None
     assert found.exception.endswith("UnprintableError")
-    assert found.message == "(its text cannot be had: RuntimeError)"
+    assert found.message == "(its text raised RuntimeError)"
 
 
 def test_headers_that_tell_of_no_death_are_no_origin() -> None:

@@ -10,7 +10,7 @@ from confluent_kafka import KafkaError, KafkaException
 from penstock.clients.rights import Operation, topic_right
 from penstock.dead_letters.headers import DeadLetterOrigin
 from penstock.dead_letters.reader import DeadLetter, DeadLetterLog
-from penstock.dead_letters.replay import Choice, Replay
+from penstock.dead_letters.replay import Replay, Selection
 from penstock.errors import PenstockError, TopicNotFoundError
 from penstock.group_offsets.positions import Position
 
@@ -47,12 +47,12 @@ def test_what_was_not_sent_stays_known_where_what_was_sent_cannot_be_written_dow
     monkeypatch.setattr(log, "bounds", lambda *_: (0, 2))
     monkeypatch.setattr(log, "replayed", lambda *_: Position("dlq", 0, None, range(2)))
     monkeypatch.setattr(log, "read", lambda *_: iter([LETTERS]))
-    monkeypatch.setattr(log, "remember", refuse)
+    monkeypatch.setattr(log, "store_progress", refuse)
     monkeypatch.setattr(Replay, "_connect", lambda _self: producer)
-    monkeypatch.setattr(Replay, "_why_not", lambda _self, _target: None)
+    monkeypatch.setattr(Replay, "_why_no_target", lambda _self, _target: None)
 
     with log, pytest.raises(PenstockError, match="could not be written down") as caught:
-        Replay(log, "dlq", Choice()).run()
+        Replay(log, "dlq", Selection()).run()
 
     assert "dlq:0@1 could not be sent to orders" in str(caught.value.__cause__)
 

@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from penstock.fleet import Address, AppEndpoints
-from penstock.fleet.actions import Surroundings, routes
+from penstock.fleet.actions.dispatch import ActionContext
+from penstock.fleet.actions.endpoints import routes
 from penstock.fleet.server import Visitors, serving
 
 TOKEN, OF_COMMANDS = "right" * 5, "right" * 6
@@ -43,7 +44,7 @@ def request(address: object, path: str, body: object = None, **headers: str) -> 
 
 
 @contextmanager
-def served(around: Surroundings, token: str | None = TOKEN, visitors: Visitors | None = None) -> Iterator[str]:
+def served(around: ActionContext, token: str | None = TOKEN, visitors: Visitors | None = None) -> Iterator[str]:
     """Serve the routes of actions; the block gets the address."""
     with Address("127.0.0.1", 0).listen() as listener, serving(listener, routes(around, token, visitors)):
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"

@@ -152,9 +152,11 @@ def test_offsets_move_only_where_nobody_is_in_the_group(shop: Shop) -> None:
     status, moved = act(shop.address, "offsets", group=group, to="1", topics=[f"{shop.topic}:1"])
 
     assert (refused[0], "it has 2 members" in refused[1]["said"]) == (409, True)
-    assert would[1]["said"].startswith(f"group {group} would begin elsewhere: {shop.topic}:1 from nothing to 1;")
+    assert would[1]["said"].startswith(
+        f"the offsets of group {group} would be changed: {shop.topic}:1 from nothing to 1;"
+    )
     assert status == 200
-    assert moved["said"].startswith(f"group {group} begins elsewhere: {shop.topic}:1 from nothing to 1")
+    assert moved["said"].startswith(f"the offsets of group {group} are changed: {shop.topic}:1 from nothing to 1")
 
 
 def test_a_wrong_token_changes_nothing_and_is_told_to_the_audit(shop: Shop) -> None:

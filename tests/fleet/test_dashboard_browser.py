@@ -18,7 +18,8 @@ from kafka_tools import produce
 from penstock import App
 from penstock.devbroker import DevBroker
 from penstock.fleet import Address, AppEndpoints
-from penstock.fleet.actions import Surroundings, routes
+from penstock.fleet.actions.dispatch import ActionContext
+from penstock.fleet.actions.endpoints import routes
 from penstock.fleet.commands.audit import Answer
 from penstock.fleet.commands.command import Command
 from penstock.fleet.reports.group_state import Group
@@ -160,7 +161,7 @@ def test_an_action_asks_for_the_token_then_once_more_and_names_what_was_done_and
 
     monkeypatch.setattr("penstock.fleet.actions.endpoints.plan", plan)
     monkeypatch.setattr("penstock.fleet.actions.endpoints.perform", perform)
-    actions, shop = routes(Surroundings("127.0.0.1:1"), TOKEN), Scene()
+    actions, shop = routes(ActionContext("127.0.0.1:1"), TOKEN), Scene()
     given_up = {"group": "shop", "member": "vm-7f22-1c", "topic": "payments", "partition": 1, "offset": 48_228}
     coordinator = {"group": "sql.coordinator", "member": "vm-1"}
     with serving(Scene(lambda: [*shop.groups(), *stores()]), actions=actions) as url:
@@ -197,7 +198,7 @@ def test_an_action_asks_for_the_token_then_once_more_and_names_what_was_done_and
         expect(page.locator("tr", has_text=IDS["file"])).to_be_visible()
         assert page.get_by_role("button", name=re.compile("Settle|Resume")).count() == 0
 
-    assert [(how, command.name, command.asked) for how, command in asked[1:]] == [
+    assert [(how, command.name, command.all_parameters) for how, command in asked[1:]] == [
         ("done", "pause", {"group": "shop", "topic": "orders"}),
         ("would", "give-up", given_up),
         ("done", "give-up", given_up),
@@ -216,7 +217,7 @@ def test_behind_a_proxy_under_a_path_the_page_and_its_actions_work_where_its_add
     answers = []
     for public_url in (f"http://127.0.0.1:{port}/penstock/", None):
         visitors = Visitors(is_loopback=True, public_url=public_url)
-        actions = routes(Surroundings("127.0.0.1:1"), TOKEN, visitors)
+        actions = routes(ActionContext("127.0.0.1:1"), TOKEN, visitors)
         with (
             serving(Scene(), visitors=visitors, actions=actions) as behind,
             proxied(behind, port, tmp_path) as url,

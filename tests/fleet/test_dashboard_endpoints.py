@@ -48,7 +48,7 @@ def test_a_process_starts_works_hangs_at_a_handler_that_is_named_goes_on_and_sto
             wait_until(lambda: not reasons(endpoints, "/readyz"))
             produce(broker.bootstrap_servers, topic, [(b"the key", b"the value")])
             hung = wait_until(lambda: reasons(endpoints, "/healthz"))
-            stuck = wait_until(lambda: reasons(endpoints, "/readyz").partition("nothing was done for ")[2])
+            stuck = wait_until(lambda: reasons(endpoints, "/readyz").partition("no message was done for ")[2])
             shown = request(endpoints.address, "/metrics").text
             exported = reader.get_metrics_data()
             go_on.set()
@@ -97,7 +97,7 @@ def test_a_page_of_another_site_reads_nothing_and_metrics_that_hang_hold_neither
             AppEndpoints(app, endpoints.address)
     go_on.set()
 
-    assert (answer.status, answer.text) == (503, '{"said": "the metrics did not come within 0.2 s; try again"}\n')
+    assert (answer.status, answer.text) == (503, '{"said": "the metrics did not arrive within 0.2 s; try again"}\n')
 
 
 def test_a_probe_that_cannot_judge_fails_with_a_reason(
@@ -112,7 +112,7 @@ def test_a_probe_that_cannot_judge_fails_with_a_reason(
 
     assert [answer.status for answer in answers] == [503, 503]
     assert [answer.content for answer in answers] == [
-        {"status": status, "reasons": ["the state could not be read; the log says why"]}
+        {"status": status, "reasons": ["the state could not be read; the log has the reason"]}
         for status in ("hung", "not ready")
     ]
     assert caplog.text.count("the process could not be judged") == 2

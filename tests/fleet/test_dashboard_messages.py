@@ -8,7 +8,7 @@ import pytest
 
 from penstock.devbroker import DevBroker, User
 from penstock.errors import PenstockError
-from penstock.fleet.page.messages import read_message
+from penstock.fleet.page.server import read_message
 
 
 @pytest.mark.parametrize(

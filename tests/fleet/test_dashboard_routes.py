@@ -28,7 +28,7 @@ def test_the_page_loads_its_own_files_and_nothing_else_and_is_shown_to_no_other_
         others = [request(url, path, Host="evil.example:8400") for path in paths]
         actions = state(url)["actions"]
 
-    refused = (403, {"said": "this address is for this machine alone"})
+    refused = (403, {"said": "this address is only for this machine"})
     assert [(it.status, it.content) for it in others] == [refused] * 4
     assert actions == []
     policy = page.headers["content-security-policy"]

@@ -13,7 +13,7 @@ from action_tools import OF_COMMANDS, act, served
 
 from penstock import Coordinator, TransactionalProducer, TransactionState
 from penstock.devbroker import DevBroker
-from penstock.fleet.actions import Surroundings
+from penstock.fleet.actions.dispatch import ActionContext
 from penstock.fleet.commands.audit import audit_records
 from penstock.fleet.reports.reader import ReportReader
 from penstock.fleet.reports.report import Report
@@ -105,7 +105,7 @@ def store(
         reporter.start()
         assert coordinator._listener is not None
         assert coordinator._listener.is_listening.wait(60)
-        address = parts.enter_context(served(Surroundings(servers, {}, commands, answer_s=_ANSWER_S)))
+        address = parts.enter_context(served(ActionContext(servers, {}, commands, answer_s=_ANSWER_S)))
         if "store" in where:
             administration = where["store"].administration()
         else:

@@ -12,8 +12,8 @@ import pytest
 from action_tools import TOKEN, act, request, served
 
 from penstock.errors import BrokerConnectionError, ConfigurationError
-from penstock.fleet.actions import Surroundings, dashboard_token
-from penstock.fleet.actions.tokens import TokenGuard
+from penstock.fleet.actions.dispatch import ActionContext
+from penstock.fleet.actions.tokens import TokenGuard, dashboard_token
 from penstock.fleet.commands.audit import Answer
 from penstock.fleet.server import Visitors
 from penstock.fleet_member import Outcome
@@ -72,7 +72,7 @@ def test_a_token_stands_in_the_environment_or_in_a_file_and_is_not_short(
 
 
 def test_only_a_page_of_this_address_may_ask_and_only_as_it_should(caplog: pytest.LogCaptureFixture) -> None:
-    with served(Surroundings(NOWHERE)) as address:
+    with served(ActionContext(NOWHERE)) as address:
         status = partial(status_at, address)
         assert status() == 200
         assert status(Origin=address) == 200
@@ -94,7 +94,7 @@ def test_only_a_page_of_this_address_may_ask_and_only_as_it_should(caplog: pytes
         for given in ({"topci": "orders"}, {"partition": -1}, {"partition": True}, {"topic": "x" * 501}):
             assert status(ASKED | given) == 422
 
-    with served(Surroundings(NOWHERE), None) as address:
+    with served(ActionContext(NOWHERE), None) as address:
         off, told = act(address, "pause", group="sms", topic="orders")
     assert (off, "actions are off" in told["said"]) == (403, True)
 
@@ -104,7 +104,7 @@ def test_behind_a_proxy_its_address_counts_as_the_pages_own_and_each_client_is_s
 ) -> None:
     monkeypatch.setattr("penstock.fleet.actions.tokens._FIRST_DELAY_S", 0.3)
     visitors = Visitors(is_loopback=True, public_url="https://ops.example/penstock/")
-    with served(Surroundings(NOWHERE), visitors=visitors) as address:
+    with served(ActionContext(NOWHERE), visitors=visitors) as address:
         status = partial(status_at, address)
         assert status(Origin="https://ops.example") == 200
         assert status(Origin="https://ops.example", Host="ops.example") == 200
@@ -124,7 +124,7 @@ def test_behind_a_proxy_its_address_counts_as_the_pages_own_and_each_client_is_s
 
 def test_what_is_planted_in_parameters_comes_back_escaped() -> None:
     planted = "<script>alert(1)</script>\r\nSet-Cookie: a=b\x1b[31m"
-    with served(Surroundings(NOWHERE)) as address:
+    with served(ActionContext(NOWHERE)) as address:
         answer = request(address, "/api/actions/pause", {**ASKED, "topic": planted}, **GOOD)
 
     assert "<script" not in answer.text
@@ -141,15 +141,15 @@ def test_an_action_without_brokers_or_beyond_the_limit_says_that_nothing_was_don
     def unreached(*_: object) -> NoReturn:
         raise BrokerConnectionError("no broker answered")
 
-    monkeypatch.setattr("penstock.fleet.actions.performing.CommandSender", unreached)
-    with served(Surroundings(NOWHERE)) as address:
+    monkeypatch.setattr("penstock.fleet.actions.dispatch.CommandSender", unreached)
+    with served(ActionContext(NOWHERE)) as address:
         status, told = act(address, "stacks", group="sms", member="one")
     monkeypatch.setattr("penstock.fleet.actions.endpoints.MOST_RUNNING", 0)
-    with served(Surroundings(NOWHERE)) as address:
+    with served(ActionContext(NOWHERE)) as address:
         full, full_told = act(address, "stacks", group="sms", member="one")
 
     assert (status, told["outcome"]) == (200, "failed")
-    assert told["said"] == "nothing was done, for it cannot be written to the audit: no broker answered"
+    assert told["said"] == "nothing was done, because it cannot be written to the audit: no broker answered"
     assert (full, "wait until one has ended" in full_told["said"]) == (503, True)
 
 
@@ -163,11 +163,11 @@ def test_an_action_that_takes_too_long_is_answered_and_goes_on(monkeypatch: pyte
 
     monkeypatch.setattr("penstock.fleet.actions.endpoints.plan", plan)
     monkeypatch.setattr("penstock.fleet.actions.endpoints.ANSWER_S", 0.1)
-    with served(Surroundings(NOWHERE)) as address:
+    with served(ActionContext(NOWHERE)) as address:
         _, told = act(address, "stacks", group="sms", member="one", dry_run=True)
         is_ended = ended.is_set()
         go_on.set()
         assert ended.wait(60)
 
     assert (told["outcome"], is_ended) == ("failed", False)
-    assert told["said"] == "stacks did not end within 0.1 s and goes on; the audit has what came of it"
+    assert told["said"] == "stacks did not end within 0.1 s and goes on; see its outcome in the audit"

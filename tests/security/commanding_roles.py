@@ -50,7 +50,7 @@ def ask(world: World, timeout: float) -> bool:
     pause = Command("pause", "shop", None, {"topic": "orders"}, "a test", int(time.time() * 1000))
     asked = AuditRecord(Kind.ASKED, pause.id, pause.name, pause.parameters, pause.by, "here", pause.asked_ms)
     sender = CommandSender(world.servers, world.config, settings_of(world))
-    sender.tell(asked, pause.group)
+    sender.append(asked, pause.key)
     return [one.outcome for one in sender.ask(pause, ["one"], timeout)] == [Outcome.DONE]
 
 

@@ -103,7 +103,7 @@ def test_an_app_starts_and_works_with_the_rights_that_check_printed(
 
     assert (before.code, found["ok"]) == (1, False)
     assert f"User:{world.user.name} lacks the permission Read on group {world.names['app']}" in before.err
-    assert "gives it with the commands above" in before.err
+    assert "can grant it with the commands above" in before.err
     assert (allowed.code, after.code) == (0, 0), allowed.err + after.err
     assert answer.outcome.value == "done"
     states = Counter(one["state"] for one in json.loads(after.out)["rights"])
@@ -158,7 +158,7 @@ def test_the_rights_of_a_coordinator_are_those_of_the_table() -> None:
     targets = {one for one in of_table("coordinator") if one.name == "orders"}
 
     assert set(given(commands(needs.rights, "User:shop", "a:1"), "shop")) == of_table("coordinator") - targets
-    assert "coordinator: give Write on each topic that its producers send to" in needs.notes
+    assert "coordinator: grant Write on each topic that its producers send to" in needs.notes
 
 
 def test_the_rights_of_a_member_that_reports_and_hears_commands_are_those_of_the_table() -> None:
@@ -185,7 +185,7 @@ def test_what_only_a_run_can_tell_is_said() -> None:
 
     notes = " ".join(needs_of_app(app, ["orders.eu"]).notes)
 
-    assert "topics that they match later" in notes
-    assert "sink by-hand: what its function asks Kafka for by itself is not known" in notes
-    assert "sink far writes to the brokers at b:1: give its rights there" in notes
+    assert "topics that match them later" in notes
+    assert "sink by-hand: the Kafka permissions of its function are unknown" in notes
+    assert "sink far writes to the brokers at b:1: grant its permissions on them" in notes
     assert Right("topic", "orders.eu", "READ") in least(app, ["orders.eu"])

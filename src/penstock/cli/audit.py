@@ -1,4 +1,4 @@
-"""`penstock audit`: what was done to members, groups, dead letters and transactions, by whom, and what came of it."""
+"""`penstock audit`: the actions on members, groups, dead letters and transactions, with their callers and results."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import typer
 
 from penstock.cli.options import Reading
 from penstock.cli.output import Result, time_text
+from penstock.places import counted
 
 if TYPE_CHECKING:
     from penstock.fleet.commands.audit import AuditRecord
@@ -20,36 +21,38 @@ _LAST = 50
 def audit(
     cluster: Reading,
     *,
-    last: Annotated[int, typer.Option("--last", min=1, help="The newest so many records of each partition.")] = _LAST,
-    follow: Annotated[bool, typer.Option("--follow", help="Go on with what comes, until Ctrl-C.")] = False,
-    details: Annotated[bool, typer.Option("--details", help="Print stacks, too.")] = False,
+    last: Annotated[
+        int, typer.Option("--last", min=1, help="The number of newest records to print of each partition.")
+    ] = _LAST,
+    follow: Annotated[bool, typer.Option("--follow", help="Print later records as well, until Ctrl-C.")] = False,
+    details: Annotated[bool, typer.Option("--details", help="Print stacks as well.")] = False,
     topic: Annotated[str, typer.Option("--audit-topic", help="Topic of the audit.")] = "penstock.audit",
 ) -> Iterator[Result]:
-    """Print what was done by the dashboard's actions and by commands: who asked, for what, and what came of it.
+    """Print the actions of the dashboard and the commands: the caller, the parameters and the result.
 
-    Three records tell of an action, by one id: asked, the answer of each member, and the outcome. With --follow, each
-    record is a JSON object of its own.
+    The records of an action share one id: "asked", the answer of each member, and the outcome. With --follow, each
+    record is its own JSON object.
     """
     from penstock.fleet.commands.audit import audit_records
 
     cluster.admin(f"the audit in {topic} cannot be read")
     reading = audit_records(cluster.servers, cluster.settings, topic, last, follow=follow)
     for found in ([record] for record in reading) if follow else [list(reading)]:
-        yield _shown(found, details=details)
+        yield _result(found, details=details)
 
 
-def _shown(found: list[AuditRecord | None], *, details: bool) -> Result:
+def _result(found: list[AuditRecord | None], *, details: bool) -> Result:
     records = [record for record in found if record is not None]
-    passed_over = len(found) - len(records)
+    ignored = len(found) - len(records)
     lines = [line for record in records for line in _lines(record, details=details)]
-    notes = [f"{passed_over} records that are none of the audit were passed over"] if passed_over else []
+    notes = [f"{counted(ignored, 'record')} ignored: no audit records"] if ignored else []
     return Result(facts={"records": [asdict(record) for record in records]}, lines=lines, notes=notes)
 
 
 def _lines(record: AuditRecord, *, details: bool) -> Iterator[str]:
-    what = record.kind.value if record.outcome is None else f"{record.kind.value} {record.outcome.value}"
+    step = record.kind.value if record.outcome is None else f"{record.kind.value} {record.outcome.value}"
     parameters = " ".join(f"{name}={value}" for name, value in record.parameters.items())
     said = f": {record.said}" if record.said else ""
     at = time_text(record.at_ms).removesuffix(" UTC")
-    yield f"{at} {record.id[:8]} {record.name} {what} by {record.by} [{parameters}]{said}"
+    yield f"{at} {record.id[:8]} {record.name} {step} by {record.by} [{parameters}]{said}"
     yield from (f"    {line}" for line in (record.details or "").splitlines() if details)

@@ -10,11 +10,12 @@ import typer
 
 from penstock.cli.options import Cluster
 from penstock.cli.output import log_to_stderr, print_error
-from penstock.cli.status import REPORTS_TOPIC, ReportTopic
+from penstock.cli.status import ReportTopic
+from penstock.fleet_member import REPORTS_TOPIC
 from penstock.supervisor.stopping import until_signal
 
 DEFAULT_ADDRESS = "127.0.0.1:8400"
-#: Seconds between two looks whether a signal came.
+#: Seconds between two checks for a signal.
 _SIGNAL_POLL_S = 0.5
 
 
@@ -22,38 +23,39 @@ def dashboard(
     cluster: Cluster,
     *,
     http: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Where to serve it. Only this machine reaches 127.0.0.1.")
+        str, typer.Option(metavar="HOST:PORT", help="Listening address. Only this machine can reach 127.0.0.1.")
     ] = DEFAULT_ADDRESS,
     show_messages: Annotated[
-        bool, typer.Option("--show-messages", help="Show keys, headers and values of messages to whoever looks.")
+        bool, typer.Option("--show-messages", help="Show keys, headers and values of messages to all viewers.")
     ] = False,
     token_file: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Holds the token that actions need, as PENSTOCK_DASHBOARD_TOKEN may. Without one it only shows.",
+            help="File with the token for actions (also PENSTOCK_DASHBOARD_TOKEN=TOKEN). Without a token there are no "
+            "actions.",
         ),
     ] = None,
     public_url: Annotated[
         str | None,
         typer.Option(
             metavar="URL",
-            help="Its address at a reverse proxy, as browsers see it: https://ops.example/penstock/. Actions work "
-            "there then, and X-Forwarded-For says who asks.",
+            help="The page's address at a reverse proxy, as browsers see it: https://ops.example/penstock/. It allows "
+            "actions through the proxy, and takes client addresses from X-Forwarded-For.",
         ),
     ] = None,
     topic: ReportTopic = REPORTS_TOPIC,
 ) -> None:
-    """Serve a page that shows how all groups do, live, from their members' reports; until SIGTERM or Ctrl-C.
+    """Serve a live page of all groups, from their members' reports, until SIGTERM or Ctrl-C.
 
-    Members report with `penstock run --report`, or App(report=True). Needs Read and Describe on the topic of reports,
-    and with --show-messages on the topics whose messages are looked at.
+    Members report with `penstock run --report` or App(report=True). It needs Read and Describe on the topic of reports,
+    and with --show-messages on the topics of the messages.
 
-    It has no password and no TLS of its own: whoever reaches the address sees the page. On another address than that of
-    this machine put a reverse proxy before it that has both.
+    The page has no password and no TLS: anyone who can reach the address sees it. To serve other machines, put a
+    reverse proxy with both in front of it.
     """
     from penstock.fleet import Address, Dashboard
-    from penstock.fleet.actions import dashboard_token
+    from penstock.fleet.actions.tokens import dashboard_token
 
     log_to_stderr()
     address = Address.parse(http)
@@ -71,6 +73,6 @@ def dashboard(
     ):
         typer.echo(f"The dashboard of {cluster.servers} is at http://{page.address}; Ctrl-C stops it.")
         if not address.is_loopback:
-            print_error(f"whoever reaches {page.address} sees it: it has no password and no TLS of its own")
+            print_error(f"anyone who can reach {page.address} sees the page: it has no password and no TLS")
         while True:
             time.sleep(_SIGNAL_POLL_S)

@@ -1,4 +1,4 @@
-"""`penstock explain`: what holds each partition of the apps that run here, or of all members of a group."""
+"""`penstock explain`: the reason why each partition does not move, for the apps of this machine or for a group."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from typing import Annotated, Any
 import typer
 
 from penstock.cli.options import Reading
-from penstock.cli.output import Result, counted
-from penstock.cli.status import REPORTS_TOPIC, ReportTopic, explain_members
+from penstock.cli.output import Result
+from penstock.cli.status import ReportTopic, explain_members
 from penstock.errors import ConfigurationError, PenstockError
+from penstock.fleet_member import REPORTS_TOPIC
+from penstock.places import counted
 
 
 def explain(
@@ -17,16 +19,16 @@ def explain(
     *,
     group: Annotated[str | None, typer.Argument(metavar="GROUP", help="Only apps of this name.")] = None,
     reports: Annotated[
-        bool, typer.Option("--reports", help="All members of the group, wherever they run, from their reports.")
+        bool, typer.Option("--reports", help="All members of the group, on all machines, by their reports.")
     ] = False,
-    keys: Annotated[bool, typer.Option("--keys", help="Show the keys of messages that hold a partition.")] = False,
+    keys: Annotated[bool, typer.Option("--keys", help="Show the keys of blocking messages.")] = False,
     topic: ReportTopic = REPORTS_TOPIC,
 ) -> Result:
-    """Tell why each partition of the apps that run on this machine does not move.
+    """Explain why each partition of the apps on this machine does not move.
 
-    It asks every app of this user's that was started, by `penstock run`, `App.run()` or `App.start()`. With --reports
-    it reads what the members of a group reported (`penstock run --report`), which holds no keys, but a hash of each.
-    Ends with 1 where none runs here, one did not answer, or one is silent.
+    It asks all running apps of this user on this machine. With --reports it reads the reports of all members of a group
+    instead (`penstock run --report`); reports have hashes of keys, no keys. Ends with 1 if no app runs on this machine,
+    one does not answer, or a member is silent.
     """
     if reports:
         if group is None:
@@ -34,27 +36,33 @@ def explain(
         return explain_members(cluster, topic, group)
     from penstock.consumer.inspect.explain_server import ask_all, folder
 
-    answers = [it for it in ask_all() if group is None or it.content is None or it.content["group"] == group]
+    answers = [
+        answer for answer in ask_all() if group is None or answer.content is None or answer.content["group"] == group
+    ]
     if not any(answer.content for answer in answers):
         silent = "".join(f"; process {answer.process} did not answer" for answer in answers)
         raise PenstockError(
-            f"no app{f' called {group}' if group else ''} of this user's answers in {folder()}{silent}; run this where "
-            "the app runs, as its user, with the same XDG_RUNTIME_DIR"
+            f"no app{f' called {group}' if group else ''} of this user answers in {folder()}{silent}; run this command "
+            "on the app's machine, as the same user, with the same XDG_RUNTIME_DIR"
         )
     lines = []
-    for process, said in ((answer.process, answer.content) for answer in answers):
-        if said is None:
-            lines.append(f"process {process} did not answer: it is starting or ending, or a handler holds Python")
+    for answer in answers:
+        if (description := answer.content) is None:
+            lines.append(
+                f"process {answer.process} did not answer: it is starting or ending, or a handler holds Python's lock"
+            )
             continue
-        for part in () if keys else (*said["partitions"], *said.get("parked", ())):
+        for part in () if keys else (*description["partitions"], *description.get("parked", ())):
             del part["key"]
-        lines += _lines(process, said)
-    processes = [{"process": it.process, **(it.content or {"answers": False})} for it in answers]
-    return Result(facts={"processes": processes}, lines=lines, code=int(any(it.content is None for it in answers)))
+        lines += _lines(answer.process, description)
+    processes = [{"process": answer.process, **(answer.content or {"answers": False})} for answer in answers]
+    is_silent = any(answer.content is None for answer in answers)
+    return Result(facts={"processes": processes}, lines=lines, code=int(is_silent))
 
 
-def _lines(process: int, said: dict[str, Any]) -> list[str]:
-    count = sum(partition["partition"] >= 0 for partition in said["partitions"])
-    head = f"{said['group']}, process {process}: {counted(count, 'partition')}"
-    held = [f"  {it['text']}" + (f", key {it['key']}" if it.get("key") else "") for it in said["partitions"]]
-    return [head, *held, *(f"  {it['text']}" for it in said["sinks"])]
+def _lines(process: int, description: dict[str, Any]) -> list[str]:
+    partitions = description["partitions"]
+    count = sum(partition["partition"] >= 0 for partition in partitions)
+    head = f"{description['group']}, process {process}: {counted(count, 'partition')}"
+    texts = [f"  {part['text']}" + (f", key {part['key']}" if part.get("key") else "") for part in partitions]
+    return [head, *texts, *(f"  {sink['text']}" for sink in description["sinks"])]

@@ -1,4 +1,4 @@
-"""`penstock lag`: how far behind a group is, in messages and in time."""
+"""`penstock lag`: the lag of a group, in messages and in time."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import typer
 
 from penstock.cli.offsets import done_above, group_of, odd_positions
 from penstock.cli.options import GroupName, Partitions, Reading
-from penstock.cli.output import Result, Table, age_text, counted
+from penstock.cli.output import Result, Table, age_text
 from penstock.errors import PenstockError
-from penstock.places import place_text
+from penstock.places import counted, place_text
 
 
 def lag(
@@ -19,11 +19,11 @@ def lag(
     *,
     group: GroupName,
     topic: Partitions = None,
-    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds that reading the oldest messages may take.")] = 15.0,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Timeout in seconds for reading the oldest messages.")] = 15.0,
 ) -> Result:
-    """Tell by partition how far behind a group is, and how old its oldest message is that is not done.
+    """Print the lag of each partition of a group, and the age of its oldest message that is not done.
 
-    Ends with 1 where some ages are not known.
+    Ends with 1 if some ages are unknown.
     """
     from penstock.group_offsets.oldest import oldest_not_done
 
@@ -50,11 +50,13 @@ def lag(
                 "oldest_age_s": None if age_s is None else round(age_s, 3),
             }
         )
-    total, left = sum(position.lag or 0 for position in positions), sum(position.left or 0 for position in positions)
+    total = sum(position.lag or 0 for position in positions)
+    not_done = sum(position.left or 0 for position in positions)
     unknown = sum(position.lag is None for position in positions)
-    facts = {"group": group, "lag": total, "not_done": left, "unknown": unknown, "oldest_age_s": oldest_s}
-    last = "" if oldest_s is None else f"; the oldest, {oldest_place}, is {age_text(oldest_s)} old"
-    more = f" (and {unknown} whose lag is not known)" if unknown else ""
-    text = f"lag {total} in {counted(len(positions) - unknown, 'partition')}{more}, {left} of it not done{last}"
+    facts = {"group": group, "lag": total, "not_done": not_done, "unknown": unknown, "oldest_age_s": oldest_s}
+    oldest_text = "" if oldest_s is None else f"; the oldest, {oldest_place}, is {age_text(oldest_s)} old"
+    unknown_text = f" (and {unknown} with unknown lag)" if unknown else ""
+    known = counted(len(positions) - unknown, "partition")
+    text = f"lag {total} in {known}{unknown_text}, {not_done} of it not done{oldest_text}"
     failure = PenstockError("; ".join(failures)) if failures else None
     return Result([Table("partitions", rows)], facts, notes=[text, *odd_positions(positions)], failure=failure)

@@ -1,23 +1,32 @@
-"""`penstock offsets`: where a group stands in its topics, and the ways to have it stand elsewhere."""
+"""`penstock offsets`: the positions of a group in its topics, and the commands that change them."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
 from penstock.cli.options import DryRun, GroupName, Partitions, Reading
-from penstock.cli.output import Result, Table, counted
+from penstock.cli.output import Result, Table
+from penstock.places import counted, place_of, place_text
 
 if TYPE_CHECKING:
+    from penstock.fleet.actions.dispatch import ActionContext
     from penstock.group_offsets.group import Group, GroupState
     from penstock.group_offsets.planning import Change
     from penstock.group_offsets.positions import Position
+    from penstock.message import Record
+
+#: The timeout in seconds for reading the skipped message.
+_READ_BUDGET_S = 15.0
+#: No limit by the client: the size limit of the dead-letter topic decides.
+_ANY_SIZE = {"message.max.bytes": 1_000_000_000}
 
 
 def ls(cluster: Reading, *, group: GroupName, topic: Partitions = None) -> Result:
-    """List by partition what a group has committed, its log and lag, and what is done above the commit point."""
+    """List for each partition of a group: committed offset, log, lag, and offsets done above the commit point."""
     state = group_of(cluster, group).state(topic)
     rows = [
         {
@@ -46,19 +55,21 @@ def reset(
         typer.Option(
             "--to",
             metavar="earliest|latest|TIME|OFFSET|+N|-N",
-            help="Where to. TIME: 2026-01-31T08:00:00Z, with its zone, or milliseconds since 1970, 1769846400000ms.",
+            help="The new position. TIME has its time zone, 2026-01-31T08:00:00Z, or is milliseconds since 1970, "
+            "1769846400000ms.",
         ),
     ],
     topic: Partitions = None,
     keep_done: Annotated[
         bool,
         typer.Option(
-            "--keep-done", help="What is done above the commit point stays done. Without: it is handled again."
+            "--keep-done",
+            help="Offsets done above the commit point stay done. Without it, their messages are handled again.",
         ),
     ] = False,
     dry_run: DryRun = False,
 ) -> Result:
-    """Have a group without members begin elsewhere. Ends with 1 where it is refused."""
+    """Change the committed offsets of a group without members. Ends with 1 if it is refused."""
     from penstock.errors import PenstockError
 
     known = group_of(cluster, group)
@@ -67,7 +78,7 @@ def reset(
     if not dry_run:
         try:
             known.write(state, changes)
-        except PenstockError as error:  # what it would have done is printed all the same
+        except PenstockError as error:  # the planned changes are printed first
             failure = error
     rows = [_change_row(change) for change in changes]
     facts = {"group": group, "changed": not dry_run and failure is None}
@@ -79,56 +90,85 @@ def skip(
     cluster: Reading,
     *,
     group: GroupName,
-    message: Annotated[str, typer.Argument(metavar="TOPIC:PARTITION@OFFSET", help="The message, as in orders:3@1204.")],
+    message: Annotated[str, typer.Argument(metavar="TOPIC:PARTITION@OFFSET", help="The message: orders:3@1204.")],
     dead_letter_topic: Annotated[
         str | None,
-        typer.Option(help="Where its dead letter goes while no member runs. Left out: dlq.TOPIC."),
+        typer.Option(help="Topic of its dead letter if the group has no members. Default: dlq.TOPIC."),
     ] = None,
-    commands_topic: Annotated[
-        str, typer.Option(help="Topic in which members that run hear commands.")
-    ] = "penstock.commands",
-    audit_topic: Annotated[str, typer.Option(help="Topic in which they answer.")] = "penstock.audit",
+    commands_topic: Annotated[str, typer.Option(help="Topic of commands to running members.")] = "penstock.commands",
+    audit_topic: Annotated[str, typer.Option(help="Topic of their answers.")] = "penstock.audit",
     dry_run: DryRun = False,
 ) -> Result:
-    """Have a group pass over one message, which gets a dead letter.
+    """Skip one message of a group, and write its dead letter.
 
-    Members that run are asked to give it up: that takes an app with commands on, and a message that holds its
-    partition. In a group without members it is marked done, wherever it stands. Ends with 1 where it is refused.
+    If the group has members, they get a command to give the message up. The app must run with commands on, and the
+    message must hold its partition. If the group has no members, the message is marked as done in the committed
+    offsets, wherever it is. Ends with 1 if it is refused.
     """
-    from penstock.cli import skipping
     from penstock.dead_letters.headers import DeadLetterFormat, default_topic
-    from penstock.fleet.actions.performing import Surroundings
+    from penstock.fleet.actions.dispatch import ActionContext
     from penstock.fleet_member import CommandSettings
     from penstock.group_offsets import planning
-    from penstock.places import place_of
 
     topic, partition, offset = place_of(message)
     planning.refuse_coordinators(group, [topic])
     known = group_of(cluster, group)
     state = known.state([f"{topic}:{partition}"])
-    letters = dead_letter_topic or default_topic(DeadLetterFormat.KAFKA).replace("{topic}", topic)
+    target = dead_letter_topic or default_topic(DeadLetterFormat.KAFKA).replace("{topic}", topic)
     if state.members:
-        said = f"a dry run: members of {group} run, and would be asked to give {message} up"
+        said = f"a dry run: the members of {group} would get the command to give {message} up"
         if not dry_run:
             commands = CommandSettings(commands_topic, audit_topic)
-            around = Surroundings(cluster.servers, cluster.settings, commands)
-            said = skipping.given_up_by_members(around, group, topic, partition, offset)
+            context = ActionContext(cluster.servers, cluster.settings, commands)
+            said = _give_up_by_members(context, group, topic, partition, offset)
     else:
         change = planning.skip(group, state.positions[0], offset)
-        said = f"a dry run: {message} would get a dead letter, and group {group} stand at {change.offset}"
+        said = f"a dry run: {message} would get a dead letter, and group {group} would stand at {change.offset}"
         if not dry_run:
-            # What would be refused is refused before the dead letter is written: a second try would write a second one.
+            # The permission is checked before the dead letter is written: a second attempt would write a second one.
             state = known.state([f"{topic}:{partition}"], to_change=True)
-            part = topic, partition
-            skipping.write_dead_letter(cluster.servers, cluster.settings, group, part, offset, letters=letters)
+            _write_dead_letter(cluster, group, (topic, partition), offset, target)
             known.write(state, [change])
-            said = f"{message} is passed over: {letters} has it, and group {group} stands at {change.offset}"
+            said = f"{message} is skipped: {target} has it, and group {group} stands at {change.offset}"
     facts = {"group": group, "message": message, "dry_run": dry_run, "has_members": bool(state.members)}
     return Result(facts=facts, notes=[said])
 
 
+def _give_up_by_members(context: ActionContext, group: str, topic: str, partition: int, offset: int) -> str:
+    """Send members the command to give a message up; return their answer, or raise `PenstockError` without success."""
+    from penstock.errors import PenstockError
+    from penstock.fleet.actions.dispatch import perform
+    from penstock.fleet.commands.command import command_of
+    from penstock.fleet_member import Outcome
+
+    arguments = {"group": group, "topic": topic, "partition": partition, "offset": offset}
+    command = command_of("give-up", arguments, by="penstock offsets skip", asked_ms=int(time.time() * 1000))
+    answer = perform(command, context)
+    if answer.outcome is not Outcome.DONE:
+        raise PenstockError(f"{answer.said}; or stop all members of {group}, and run the command again")
+    return answer.said
+
+
+def _write_dead_letter(cluster: Reading, group: str, part: tuple[str, int], offset: int, target: str) -> None:
+    """Write a message to the dead-letter topic `target`, created like by an app. Raises the errors of `read_record`."""
+    from penstock.clients import cluster as clusters
+    from penstock.clients.reading import read_record
+    from penstock.consumer.poll.topics import create_outputs
+    from penstock.dead_letters.headers import DeadLetterFormat, DeadLetterOrigin, write
+    from penstock.errors import GivenUpError
+    from penstock.fleet.topics import RecordWriter
+
+    servers, config = cluster.servers, cluster.settings
+    record = cast("Record", read_record(servers, config, part, offset, _READ_BUDGET_S))
+    origin = DeadLetterOrigin.of(record, GivenUpError(place_text(*part, offset), 0, ""), group=group, attempts=0)
+    client = clusters.Cluster(servers, config)
+    create_outputs(client, client.require_topics([part[0]]), {target: (part[0],)})
+    headers = write(DeadLetterFormat.KAFKA, record, origin)
+    RecordWriter(servers, {**config, **_ANY_SIZE}).write(target, record.value(), record.key(), headers=headers)
+
+
 def group_of(cluster: Reading, group: str) -> Group:
-    """Return a group to look at, once a broker has answered."""
+    """Return a group after a broker has answered."""
     from penstock.group_offsets.group import Group
 
     cluster.admin(f"the offsets of group {group} cannot be read")
@@ -136,22 +176,22 @@ def group_of(cluster: Reading, group: str) -> Group:
 
 
 def done_above(position: Position) -> int | str | None:
-    """Return how many offsets are done above the commit; in words where metadata of another tool stands there."""
+    """Return the number of offsets done above the committed one; a text if the metadata is of another tool."""
     if position.committed is None:
         return None
     return "? (foreign)" if position.is_foreign else position.done_above
 
 
 def odd_positions(positions: Sequence[Position]) -> Iterator[str]:
-    """Return what is to be said of positions that are not as usual, and of which."""
+    """Yield a sentence for each kind of unusual position, with the partitions that have it."""
     found: dict[str, list[str]] = {}
     for position in positions:
         if position.committed is None:
-            text = "no offset is committed; an app begins at the first message, if its auto.offset.reset is not another"
+            text = "no offset is committed; an app begins at the first message, unless its auto.offset.reset differs"
         elif position.is_past_the_end:
-            text = "the committed offset lies past the end of the log, as where the topic was made again"
+            text = "the committed offset lies past the end of the log; maybe the topic was recreated"
         elif position.is_before_the_start:
-            text = "the committed offset lies before the start of the log; what is missing was deleted"
+            text = "the committed offset lies before the start of the log; the messages between were deleted"
         elif position.is_foreign:
             text = "the commit's metadata is no offset map of this group and partition; nothing above it counts as done"
         else:
@@ -176,7 +216,7 @@ def _change_row(change: Change) -> dict[str, Any]:
 
 
 def _change_notes(changes: Sequence[Change], state: GroupState, *, dry_run: bool) -> Iterator[str]:
-    """Return what a change means, and whether it was made."""
+    """Yield the consequences of changes, and whether they were made."""
     from penstock.group_offsets.positions import total
 
     again, skipped = sum(change.again for change in changes), sum(change.skipped for change in changes)
@@ -187,8 +227,8 @@ def _change_notes(changes: Sequence[Change], state: GroupState, *, dry_run: bool
         yield f"done above the commit point: {counted(before, 'offset')} before, {kept} from now on"
     if cut := sum(change.cut for change in changes):
         yield (
-            f"{counted(cut, 'offset')} done above the commit point could not be kept, for a commit has room for 4,095 "
-            "characters; they are handled again"
+            f"{counted(cut, 'offset')} done above the commit point could not be kept, because a commit has room for "
+            "4,095 characters; they are handled again"
         )
     if unchanged := len(state.positions) - len(changes):
         yield f"{counted(unchanged, 'partition')} without an offset to count from stay as they are"
@@ -197,7 +237,7 @@ def _change_notes(changes: Sequence[Change], state: GroupState, *, dry_run: bool
         yield "a dry run: nothing was changed"
         if state.members:
             members = ", ".join(map(str, state.members))
-            yield f"it would be refused now, for group {state.group} has members: {members}"
+            yield f"it would be refused now, because group {state.group} has members: {members}"
     else:
         yield f"group {state.group}: the offsets of {counted(len(changes), 'partition')} are written"
 

@@ -1,7 +1,7 @@
-"""What commands print: what was found as tables and sentences, or as one JSON object; errors on standard error.
+"""The renderer of commands: tables and sentences, or one JSON object; errors on standard error.
 
-A command returns a `Result`, which is data. How a value looks in a table says the name of its field: `age_s` is an age,
-`at_ms` a time of the epoch; JSON has the plain value.
+A command returns a `Result`, which is data. The name of a field decides how a table shows its value: `age_s` is an age,
+`at_ms` a time since the epoch. JSON has the plain value.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ import typer
 
 DEBUG_VARIABLE = "PENSTOCK_DEBUG"
 
-#: Stands for what is not known.
+#: The text of an unknown value.
 NONE = "-"
-#: Characters of a line that nobody looks at in a window.
+#: The line length in characters if the output is no terminal.
 _NO_LIMIT = 100_000
 _MINUTE_S, _HOUR_S, _DAY_S = 60, 3600, 86_400
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A list of what was found, by the name that it has in JSON.
+    """A list of a result.
 
     Args:
         name: the key of the list in JSON.
         rows: mappings or dataclasses, all with the same fields.
-        columns: the fields that the printed table shows; all when left out. JSON has all fields.
-        blocks: print each row as a block, a line for each field that has a value, below the first; as a terminal shows
-            a table that is too wide for it.
-        limit: print so many rows at most, and say how many there are.
+        columns: the fields of the printed table; all if empty. JSON has all fields.
+        blocks: print each row as a block with one line per field that has a value. A table that is too wide for the
+            terminal is printed like that too.
+        limit: the number of rows to print; the number of the others is printed below.
     """
 
     name: str
@@ -49,16 +49,16 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a command found or did.
+    """The result of a command.
 
     Args:
-        tables: what is printed as tables, and a list each in JSON.
+        tables: the tables; in JSON each is a list.
         facts: the other fields of the JSON object.
-        lines: what is printed of the facts, before the tables.
-        notes: sentences below the tables, in JSON too.
-        failure: what is raised once all of this is printed.
-        code: the exit code once all of this is printed.
-        clear: whether a terminal is cleared first.
+        lines: the facts as printed before the tables.
+        notes: sentences below the tables, and a list in JSON.
+        failure: the error to raise after printing.
+        code: the exit code after printing.
+        clear: whether to clear the terminal first.
     """
 
     tables: Sequence[Table] = ()
@@ -71,7 +71,7 @@ class Result:
 
 
 def show(result: Result, *, as_json: bool) -> None:
-    """Print what a command found, then raise its failure, or leave with its code."""
+    """Print a result, then raise its failure, or exit with its code."""
     if as_json:
         typer.echo(json.dumps(_as_json(result), default=_plain))
     else:
@@ -88,7 +88,7 @@ def _as_json(result: Result) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Return what JSON has for a value that it does not know."""
+    """Return a JSON value for a type that JSON lacks."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return _fields(value)
     if isinstance(value, Enum):
@@ -125,7 +125,7 @@ def _head(name: str) -> str:
 
 
 def _text(name: str, value: Any) -> str:
-    """Return a value as a table shows it; what a terminal might obey is escaped."""
+    """Return the text of a value in a table, with control characters escaped."""
     if value is None or value in ((), []):
         return NONE
     if isinstance(value, bool):
@@ -150,10 +150,10 @@ def _block(row: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
-    """Print rows in columns that fit the terminal; nothing where there is no row.
+    """Print rows as a table that fits the terminal; without rows print nothing.
 
-    Into a pipe or a file each row is one line, however long. Returns False where a terminal is too narrow for the
-    longest words of all columns side by side: then nothing is printed.
+    In a pipe or a file each row is one line of any length. Returns False, and prints nothing, if the terminal is too
+    narrow for the longest words of all columns side by side.
     """
     from rich.console import Console
     from rich.table import Table as RichTable
@@ -177,7 +177,7 @@ def _print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
 
 
 def print_error(text: str, *, kind: str = "", exit_code: int = 0, as_json: bool = False) -> None:
-    """Print a sentence on standard error, red where it is a terminal; as JSON, with its class and the exit code."""
+    """Print an error on standard error, red on a terminal; as JSON with its class and the exit code."""
     from rich.console import Console
     from rich.text import Text
 
@@ -185,17 +185,17 @@ def print_error(text: str, *, kind: str = "", exit_code: int = 0, as_json: bool 
         error = {"kind": kind, "text": text, "exit_code": exit_code}
         typer.echo(json.dumps({"error": error}), err=True)
         return
-    # Soft wrap: a terminal breaks lines, a log file or a pipe keeps the sentence whole.
+    # Soft wrap: the terminal breaks the line; in a log file or a pipe it stays one line.
     Console(stderr=True).print(Text(f"penstock: {text}", style="red"), soft_wrap=True)
 
 
 def debugging() -> bool:
-    """Tell whether stacks are to be shown."""
+    """Return whether to show the stacks of errors."""
     return os.environ.get(DEBUG_VARIABLE, "") not in {"", "0"}
 
 
 def log_to_stderr() -> None:
-    """Show log lines, unless the user's program has set logging up already."""
+    """Print log lines on standard error, unless the user's program configured logging."""
     logging.basicConfig(
         level=logging.DEBUG if debugging() else logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
@@ -214,7 +214,7 @@ def age_text(seconds: float) -> str:
 
 
 def time_text(milliseconds: int) -> str:
-    """Return a time of the epoch in UTC, to the second; "-" for what is none."""
+    """Return a time since the epoch in UTC, to the second; "-" if it is no valid time."""
     if milliseconds < 0:
         return NONE
     try:
@@ -224,7 +224,7 @@ def time_text(milliseconds: int) -> str:
 
 
 def content_text(value: str | bytes | None) -> str:
-    """Return bytes as text where they are text, else as hexadecimal digits; what a terminal might obey is escaped."""
+    """Return bytes as text, or as hexadecimal digits if they are no UTF-8; control characters are escaped."""
     if value is None:
         return "(null)"
     if isinstance(value, str):
@@ -236,10 +236,5 @@ def content_text(value: str | bytes | None) -> str:
 
 
 def printable(text: str) -> str:
-    """Return the text with what a terminal might obey escaped."""
+    """Return a text with control characters escaped."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
-
-
-def counted(count: int, noun: str) -> str:
-    """Return a number with its noun: "1 member", "2 members"."""
-    return f"{count} {noun}{'' if count == 1 else 's'}"

@@ -1,4 +1,4 @@
-"""`penstock status`: all members of a group, or of all groups, from what they reported to Kafka."""
+"""`penstock status`: all members of one group or of all groups, by their reports."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.cli.options import Reading
-from penstock.cli.output import Result, Table, age_text, counted
+from penstock.cli.output import Result, Table, age_text
 from penstock.errors import PenstockError
+from penstock.fleet_member import REPORTS_TOPIC
+from penstock.places import counted
 
 if TYPE_CHECKING:
     from penstock.fleet.page.problems import Problem
     from penstock.fleet.reports.group_state import Group, Member
     from penstock.fleet.reports.reader import ReportReader
 
-#: As in `fleet_member.py`, which needs no Kafka client but more than help does.
-REPORTS_TOPIC = "penstock.reports"
-ReportTopic = Annotated[str, typer.Option("--report-topic", help="Topic that the members report to.")]
+ReportTopic = Annotated[str, typer.Option("--report-topic", help="Topic of the reports.")]
 
-#: Seconds that it takes at most to learn whether a member lives, and between two looks with --watch.
+#: The timeout in seconds for learning whether a member is alive; seconds between two results with --watch.
 _LIVENESS_BUDGET_S = 9.0
 _WATCH_INTERVAL_S = 1.0
-#: Problems that are shown of each group.
+#: The number of problems shown of each group.
 _MOST_SHOWN = 20
-#: Of the table; JSON has the whole report.
+#: The columns of the table; JSON has the whole report.
 _COLUMNS = (
     "member",
     "group",
@@ -45,27 +45,27 @@ def status(
     cluster: Reading,
     *,
     group: Annotated[str | None, typer.Argument(metavar="GROUP", help="Only this group.")] = None,
-    watch: Annotated[bool, typer.Option("--watch", help="Go on, until Ctrl-C.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Refresh every second, until Ctrl-C.")] = False,
     topic: ReportTopic = REPORTS_TOPIC,
 ) -> Iterator[Result]:
-    """Tell how the members of a group do, wherever they run, from their reports; and which of them fell silent.
+    """Show the state and the problems of a group's members on all machines, by their reports.
 
-    Members report with `penstock run --report`, or App(report=True). It waits for the next report of each member, so
-    that what it shows is of now: 2 seconds, and up to 9 where one is silent. Ends with 1 where none reports, or one is
-    silent whose partitions no other member has. With --watch, each look is a JSON object of its own.
+    Members report with `penstock run --report` or App(report=True). The command waits for the next report of each
+    member, so that the state is current: 2 seconds, and up to 9 if one is silent. Ends with 1 if no member reports, or
+    if a member is silent and no other member has its partitions. With --watch, each result is its own JSON object.
     """
     with _reader(cluster, topic) as reader:
         if not watch:
-            yield _shown(_settled(reader, group, topic), reader)
+            yield _result(_settled(reader, group, topic), reader)
         while watch:
-            yield _shown([found for found in reader.groups() if group in {None, found.name}], reader, watch=True)
+            yield _result([found for found in reader.groups() if group in {None, found.name}], reader, watch=True)
             next_at = time.monotonic() + _WATCH_INTERVAL_S
             while (left := next_at - time.monotonic()) > 0:
                 reader.follow(left)
 
 
 def explain_members(cluster: Reading, topic: str, group: str) -> Result:
-    """Return what holds each partition of a group's members, as `penstock explain` does for those that run here."""
+    """Return the reason why each partition of a group's members does not move, for `penstock explain --reports`."""
     with _reader(cluster, topic) as reader:
         (found,) = _settled(reader, group, topic)
     rows = [
@@ -75,7 +75,7 @@ def explain_members(cluster: Reading, topic: str, group: str) -> Result:
     ]
     lines = [text for member in found.members for text in explained(member)]
     facts = {"group": group, "partitions": rows}
-    return Result(facts=facts, lines=lines, code=int(any(it.is_missed for it in found.members)))
+    return Result(facts=facts, lines=lines, code=int(any(member.is_missed for member in found.members)))
 
 
 def _reader(cluster: Reading, topic: str) -> ReportReader:
@@ -89,25 +89,26 @@ def _settled(reader: ReportReader, group: str | None, topic: str) -> list[Group]
     reader.settle(_LIVENESS_BUDGET_S, group)
     if found := [found for found in reader.groups() if group in {None, found.name}]:
         return found
-    whose = "no member" if group is None else f"no member of {group}"
+    no_member = "no member" if group is None else f"no member of {group}"
     raise PenstockError(
-        f"{whose} reports to {topic}; start apps with `penstock run --report` or App(report=True), or correct the name"
+        f"{no_member} reports to {topic}; start apps with `penstock run --report` or App(report=True), or correct the "
+        "name"
     )
 
 
-def _shown(groups: Sequence[Group], reader: ReportReader, *, watch: bool = False) -> Result:
+def _result(groups: Sequence[Group], reader: ReportReader, *, watch: bool = False) -> Result:
     from penstock.fleet.page.problems import as_json, problems_of
 
     rows = [_member_row(member) for group in groups for member in group.members]
     problems = {group.name: problems_of(group) for group in groups}
-    facts = {"problems": [{"group": name, **as_json(it)} for name, found in problems.items() for it in found]}
+    facts = {"problems": [{"group": name, **as_json(problem)} for name, found in problems.items() for problem in found]}
     lines = [text for group in groups for text in group_lines(group, problems[group.name])]
     notes = []
     if ignored := reader.ignored:
         each = ", ".join(f"{count} {why}" for why, count in sorted(ignored.items()))
-        notes.append(f"records that are no reports were passed over: {each}")
+        notes.append(f"ignored records, which are no reports: {each}")
     if watch and reader.trouble is not None:
-        notes.append(f"no broker answers, so nothing newer is known: {reader.trouble}")
+        notes.append(f"no broker answers, so the state is old: {reader.trouble}")
     is_missed = any(member.is_missed for group in groups for member in group.members)
     tables, code = [Table("members", rows, _COLUMNS)], int(is_missed and not watch)
     return Result(tables, facts, lines=lines, notes=notes, code=code, clear=watch)
@@ -143,7 +144,7 @@ def _state(member: Member) -> str:
 
 
 def explained(member: Member) -> Iterator[str]:
-    """Return what holds each partition of a member."""
+    """Yield the explanation of each partition of a member."""
     report = member.report
     silent = f", silent for {age_text(member.age_s)}" if member.is_silent else ""
     yield f"{report.group}, {report.member}: {counted(report.partition_count, 'partition')}{silent}"
@@ -157,14 +158,14 @@ def explained(member: Member) -> Iterator[str]:
 
 
 def _sentence(partition: Mapping[str, Any]) -> str:
-    """Return the sentence that `penstock explain` prints."""
+    """Return the sentence about a partition, as `penstock explain` prints it."""
     from penstock.fleet.page.problems import explanation
 
     return str(explanation(partition))
 
 
 def group_lines(group: Group, problems: Sequence[Problem]) -> Iterator[str]:
-    """Return how a group does together, and what holds it up, the worst first: as the page shows it."""
+    """Yield the sums of a group, and its problems as the page has them, the worst first."""
     from penstock.fleet.reports.report import total_lag
 
     living = [member.report for member in group.members if not member.is_silent]

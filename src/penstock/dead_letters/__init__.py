@@ -1,1 +1,1 @@
-"""Dead letters: the headers that tell of a message's death, reading a dead-letter topic, and replaying it."""
+"""Dead letters: their headers, the reader of a dead-letter topic, and the replay."""

@@ -1,10 +1,10 @@
-"""Which headers a dead letter carries, in Kafka's format or Spring's, and how they are read back.
+"""The headers of a dead letter, in Kafka's format or Spring's: encoding and decoding.
 
-Writing never raises: a dead letter that cannot be described must still be written. Reading trusts nothing: a field that
-cannot be what it claims to be is None. A record that dies again gets the headers of its last death alone.
+Encoding never raises: a dead letter must be written even if its error has no text. Decoding trusts nothing: an invalid
+field is None. If a record becomes a dead letter again, it gets only the headers of the last time.
 
-Sources: KIP-1191 for Kafka's names, all values text. For Spring's, `KafkaHeaders` and `DeadLetterPublishingRecoverer`
-of spring-kafka: text, save that the partition is a big-endian int of 4 bytes, and offset and timestamp one of 8.
+Sources: KIP-1191 for Kafka's names; all values are text. `KafkaHeaders` and `DeadLetterPublishingRecoverer` of
+spring-kafka for Spring's: text, except the partition (big-endian int of 4 bytes), the offset and the timestamp (of 8).
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from penstock.outgoing import is_topic_name
 HeaderValue = str | bytes | None
 HeaderList = list[tuple[str, HeaderValue]]
 
-#: Names the place a message was replayed from: "topic/partition/offset".
+#: The header with the place of the replayed dead letter: "topic/partition/offset".
 REPLAYED_FROM = "penstock-replayed-from"
 
-#: Characters kept of a stack trace and of every other text.
+#: The length limits of a stack trace and of every other text, in characters.
 MAX_STACK_CHARS = 8192
 MAX_TEXT_CHARS = 1024
 
-#: Begins the headers of a message in a retry topic.
+#: The prefix of headers of a message in a retry topic.
 RETRY_PREFIX = "penstock-retry-"
 
 _KAFKA = "__dlq.errors."
 _PENSTOCK = "penstock-exception-"
 _SPRING = "kafka_dlt-"
-#: Spring wraps what a listener raised in this class; the cause says more.
+#: Spring wraps a listener's exception in this class; the cause says more.
 _SPRING_WRAPPER = "ListenerExecutionFailedException"
 #: `TimestampType.name` of Kafka's Java client, by the number of `Record.timestamp()`.
 _TIMESTAMP_TYPES = ("NoTimestampType", "CreateTime", "LogAppendTime")
@@ -48,7 +48,7 @@ _DIGITS = re.compile(r"[0-9]{1,19}")
 
 
 class DeadLetterFormat(Enum):
-    """How a dead letter says where it comes from."""
+    """The format of a dead letter's headers."""
 
     KAFKA = "kafka"
     SPRING = "spring"
@@ -56,7 +56,7 @@ class DeadLetterFormat(Enum):
 
 @dataclass(frozen=True, slots=True)
 class _Codec:
-    """How a field stands in a header, and is read back: None where it cannot be what it claims to be."""
+    """The codec of a field: `decode` returns None for an invalid value."""
 
     encode: Callable[[Any], bytes | None] = field(repr=False)
     decode: Callable[[HeaderValue], Any] = field(repr=False)
@@ -64,32 +64,32 @@ class _Codec:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterOrigin:
-    """Where a dead letter comes from and why it died. A field is None where it is not known."""
+    """The origin of a dead letter and its error. Unknown fields are None."""
 
     topic: str | None = None
     partition: int | None = None
     offset: int | None = None
     #: The consumer group that gave it up.
     group: str | None = None
-    #: How often it was tried; Spring's format does not tell.
+    #: The number of attempts; Spring's format lacks it.
     attempts: int | None = None
-    #: Class of the last error, with its module.
+    #: The class of the last error, with its module.
     exception: str | None = None
     message: str | None = field(default=None, repr=False)
     stack: str | None = field(default=None, repr=False)
 
     @classmethod
     def of(cls, record: Record, error: BaseException, *, group: str, attempts: int) -> Self:
-        """Describe a record that is given up; whatever the error does when it is printed, nothing is raised."""
+        """Return the origin of a record that is given up. Never raises, even if printing the error raises."""
         kind = type(error)
         try:
             message = str(error)
         except Exception as unprintable:  # noqa: BLE001 - the user's __str__ may raise anything
-            message = f"(its text cannot be had: {type(unprintable).__name__})"
+            message = f"(its text raised {type(unprintable).__name__})"
         try:
             stack = "".join(traceback.format_exception(error))
         except Exception as unprintable:  # noqa: BLE001 - the same
-            stack = f"(its stack cannot be had: {type(unprintable).__name__})"
+            stack = f"(its stack raised {type(unprintable).__name__})"
         return cls(
             topic=record.topic(),
             partition=record.partition(),
@@ -102,19 +102,19 @@ class DeadLetterOrigin:
         )
 
 
-def default_topic(letter_format: DeadLetterFormat) -> str:
-    """Return the name of the dead-letter topic where the user gives none; `{topic}` stands for the message's."""
-    return "dlq.{topic}" if letter_format is DeadLetterFormat.KAFKA else "{topic}-dlt"
+def default_topic(header_format: DeadLetterFormat) -> str:
+    """Return the default name of the dead-letter topic; `{topic}` is the message's topic."""
+    return "dlq.{topic}" if header_format is DeadLetterFormat.KAFKA else "{topic}-dlt"
 
 
-def write(letter_format: DeadLetterFormat, record: Record, origin: DeadLetterOrigin) -> HeaderList:
-    """Return the headers of a dead letter: the record's own, then those that tell of its death. Never raises.
+def write(header_format: DeadLetterFormat, record: Record, origin: DeadLetterOrigin) -> HeaderList:
+    """Return the headers of a dead letter: the record's own, then those of its origin and error. Never raises.
 
-    Headers of an earlier death are left out, and so are fields of `origin` that are None.
+    Headers of an earlier dead letter are left out, and so are fields of `origin` that are None.
     """
-    values = ((name, getattr(origin, field), codec) for name, field, codec in _FIELDS[letter_format])
+    values = ((name, getattr(origin, field), codec) for name, field, codec in _FIELDS[header_format])
     fields = [(name, codec.encode(value)) for name, value, codec in values if value is not None]
-    if letter_format is DeadLetterFormat.SPRING:
+    if header_format is DeadLetterFormat.SPRING:
         kind, milliseconds = record.timestamp()
         known = kind if 0 <= kind < len(_TIMESTAMP_TYPES) else 0
         fields.append((f"{_SPRING}original-timestamp", _binary(_LONG_BYTES).encode(milliseconds)))
@@ -123,59 +123,59 @@ def write(letter_format: DeadLetterFormat, record: Record, origin: DeadLetterOri
 
 
 def own_headers(record: Record) -> HeaderList:
-    """Return a record's headers without those that penstock gave it (`strip`). Never raises."""
+    """Return a record's headers without penstock's own (see `strip`). Never raises."""
     return strip(readable_headers(record))
 
 
 def read(headers: Iterable[tuple[str, HeaderValue]]) -> DeadLetterOrigin | None:
-    """Return what the headers of a dead letter tell, in whichever format; None where they tell nothing. Never raises.
+    """Return the origin of a dead letter by its headers, in either format; None without such headers. Never raises.
 
-    Of a name that stands more than once the last counts, and so does the format that was written last.
+    If a name occurs more than once, the last one counts; if both formats occur, the last one counts.
     """
     last: dict[str, HeaderValue] = {}
-    letter_format = None
+    header_format = None
     for name, value in headers:
         last[name] = value
         if name.startswith(_KAFKA):
-            letter_format = DeadLetterFormat.KAFKA
+            header_format = DeadLetterFormat.KAFKA
         elif name.startswith(_SPRING):
-            letter_format = DeadLetterFormat.SPRING
-    if letter_format is None:
+            header_format = DeadLetterFormat.SPRING
+    if header_format is None:
         return None
-    found = {field: codec.decode(last.get(name)) for name, field, codec in _FIELDS[letter_format]}
-    if letter_format is DeadLetterFormat.SPRING and (found["exception"] or _SPRING_WRAPPER).endswith(_SPRING_WRAPPER):
+    found = {field: codec.decode(last.get(name)) for name, field, codec in _FIELDS[header_format]}
+    if header_format is DeadLetterFormat.SPRING and (found["exception"] or _SPRING_WRAPPER).endswith(_SPRING_WRAPPER):
         found["exception"] = _decoded(last.get(f"{_SPRING}exception-cause-fqcn")) or found["exception"]
     return DeadLetterOrigin(**found)
 
 
 def strip(headers: Iterable[tuple[str, HeaderValue]]) -> HeaderList:
-    """Return the headers without those that tell of a death, in either format, or of a stay in a retry topic.
+    """Return the headers without those of dead letters, in either format, and of retry topics.
 
-    A mark that the own headers were lost stays: the message is not what it was.
+    The mark that the own headers were lost stays, because the message is incomplete.
     """
     return [(name, value) for name, value in headers if not name.startswith((_KAFKA, _PENSTOCK, _SPRING, RETRY_PREFIX))]
 
 
 def replayed(headers: Iterable[tuple[str, HeaderValue]], topic: str, partition: int, offset: int) -> HeaderList:
-    """Return the headers of a message that goes back to work, with the place of its dead letter as the last."""
+    """Return the headers of a replayed message; the last one is the place of its dead letter."""
     kept = [(name, value) for name, value in strip(headers) if name != REPLAYED_FROM]
     return [*kept, (REPLAYED_FROM, f"{topic}/{partition}/{offset}")]
 
 
 def _encoded(text: str) -> bytes:
-    """Return UTF-8, whatever surrogates the text holds."""
+    """Return UTF-8, also if the text has lone surrogates."""
     return text[:MAX_TEXT_CHARS].encode("utf-8", "backslashreplace")
 
 
 def _encoded_stack(text: str) -> bytes:
-    """Return the end of a stack: what was called last stands there."""
+    """Return the end of a stack, which has the innermost calls."""
     return text[-MAX_STACK_CHARS:].encode("utf-8", "backslashreplace")
 
 
 def _decoded(value: HeaderValue, limit: int = MAX_TEXT_CHARS) -> str | None:
     if value is None:
         return None
-    # A character takes four bytes at most: what is cut off first was never going to be kept.
+    # A character has at most four bytes, so the first cut removes nothing that the second would keep.
     text = value if isinstance(value, str) else value[: 4 * limit].decode("utf-8", "replace")
     return text[:limit] or None
 
@@ -194,7 +194,7 @@ def _digits(highest: int) -> _Codec:
 
 
 def _binary(size: int) -> _Codec:
-    """Return the codec of a big-endian two's complement; what does not fit is left out."""
+    """Return the codec of a big-endian signed integer; a number that does not fit is left out."""
     limit = 1 << (8 * size - 1)
 
     def encoded(number: int) -> bytes | None:
@@ -213,7 +213,7 @@ _TEXT = _Codec(_encoded, _decoded)
 _TOPIC = _Codec(_encoded, _topic)
 _STACK = _Codec(_encoded_stack, lambda value: _decoded(value, MAX_STACK_CHARS))
 
-#: Of each format: the header of each field of `DeadLetterOrigin`, in the order in which they are written.
+#: For each format, in the order of writing: the header, the field of `DeadLetterOrigin` and the codec.
 _FIELDS: Mapping[DeadLetterFormat, tuple[tuple[str, str, _Codec], ...]] = {
     DeadLetterFormat.KAFKA: (
         (f"{_KAFKA}topic", "topic", _TOPIC),

@@ -1,8 +1,7 @@
-"""A dead-letter topic as operators read it: letters by partition, counts by cause, and how far a replay got.
+"""The reader of dead-letter topics for operators: dead letters, counts by error, and the progress of replays.
 
-Reading joins no group, so it disturbs nobody. How far a replay got is kept as the offsets of a group without members,
-with the offset map in their metadata, as an app keeps what is done: what was sent from above the commit point is known
-too.
+Reading joins no group, so it disturbs no consumer. The progress of replays is stored as the offsets of a group without
+members. Like an app's commits, they have an offset map in their metadata: it has what was sent above the commit point.
 """
 
 from __future__ import annotations
@@ -37,15 +36,15 @@ from penstock.message import Record, readable_headers
 from penstock.options import ClientConfig
 from penstock.places import place_text
 
-#: The group whose offsets say what was replayed, of every dead-letter topic.
+#: The group whose offsets are the progress of replays, for all dead-letter topics.
 REPLAY_GROUP = "penstock-dlq-replay"
-#: What brokers, and the client by itself, say of a topic that is gone.
+#: The codes of brokers and of the client for a deleted topic.
 _DELETED = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}  # noqa: SLF001 - the library's public constants look so
-#: Dead letters handed over in one go, at most. A replay that is killed repeats so many.
+#: The batch size of reading. A replay that is killed repeats at most one batch.
 BATCH = 500
-#: What to do where nothing better is known.
-_REMEDY = "see that the topic is there, and to the brokers"
-#: Kinds counted separately; forged headers must not fill the memory.
+#: The default advice of an error.
+_REMEDY = "check that the topic exists, and the brokers"
+#: The limit of kinds counted separately; forged headers must not fill the memory.
 _MAX_KINDS = 10_000
 
 
@@ -58,21 +57,21 @@ class DeadLetter:
     offset: int
     key: bytes | None = field(repr=False)
     value: bytes | None = field(repr=False)
-    #: All headers; only a mark where the client cannot carry their names.
+    #: All headers; only a mark if the client cannot represent their names.
     headers: HeaderList = field(repr=False)
-    #: Milliseconds since the epoch; -1 when there is none.
+    #: Milliseconds since the epoch; -1 without a timestamp.
     timestamp_ms: int
-    #: What the headers tell of its death.
+    #: The origin and the error by its headers.
     origin: DeadLetterOrigin
 
     @property
     def place(self) -> str:
-        """Where it lies, for messages: topic, partition and offset."""
+        """Its topic, partition and offset, for messages."""
         return place_text(self.topic, self.partition, self.offset)
 
     @property
     def is_metadata_alone(self) -> bool:
-        """Whether a broker wrote it for a share group without copying the message: ours name the error's class."""
+        """Whether a broker wrote it for a share group without the message. Dead letters of penstock have a class."""
         is_empty = self.key is None and self.value is None
         return is_empty and self.origin.exception is None and read(self.headers) is not None
 
@@ -80,8 +79,8 @@ class DeadLetter:
 class DeadLetterLog:
     """Reads one dead-letter topic after another; a context manager. For one thread.
 
-    All raise `BrokerConnectionError` where a broker does not answer, `MissingRightError` where this user may not, and
-    `TopicNotFoundError` where there is no such topic.
+    All methods raise `BrokerConnectionError` if a broker does not answer, `MissingRightError` if this user lacks a
+    permission, and `TopicNotFoundError` if there is no such topic.
     """
 
     def __init__(self, bootstrap_servers: str, config: ClientConfig | None = None) -> None:
@@ -90,7 +89,7 @@ class DeadLetterLog:
         self.principal = principal_of(self.config)
         self._reader = PartitionReader(bootstrap_servers, self.config, REPLAY_GROUP, self._not_read)
         self._group = Group(bootstrap_servers, self.config, REPLAY_GROUP)
-        # How far each topic was replayed when that was first asked for.
+        # The progress of replays of each topic at its first use.
         self._replayed: dict[str, GroupState] = {}
 
     @cached_property
@@ -107,21 +106,21 @@ class DeadLetterLog:
         return sorted(self._counts)
 
     def partitions(self, topic: str) -> int:
-        """Return how many partitions a topic has, which need not be a dead-letter topic."""
+        """Return the number of partitions of any topic."""
         if topic not in self._counts:
-            # It is distinguished from a hidden one; the right may have been given since the first question.
+            # The question distinguishes an absent topic from a hidden one. The permission may have been granted since.
             admin = clients.admin(self.bootstrap_servers, self.config)
             try:
                 found = require_topics(admin, [topic])
             except TopicNotFoundError:
                 raise TopicNotFoundError(
-                    f"no topic {topic} at {self.bootstrap_servers}; `penstock dlq ls --all` names those of dead letters"
+                    f"no topic {topic} at {self.bootstrap_servers}; `penstock dlq ls --all` lists dead-letter topics"
                 ) from None
             self._counts.update(found)
         return self._counts[topic]
 
     def bounds(self, topic: str, partition: int) -> tuple[int, int]:
-        """Return the first offset of a partition and the one after its last."""
+        """Return the first and the end offset of a partition."""
         try:
             return self._reader.bounds(topic, [partition], CONNECT_TIMEOUT_S)[partition]
         except KafkaException as error:
@@ -129,7 +128,7 @@ class DeadLetterLog:
             raise self.failure(error.args[0], what, topic_right(Operation.READ, topic)) from error
 
     def read(self, topic: str, partition: int, start: int, end: int) -> Iterator[list[DeadLetter]]:
-        """Read what lies from `start` to before `end`, in batches that are not empty. One reading at a time."""
+        """Yield the dead letters from `start` to before `end`, in batches that are not empty. One call at a time."""
         place = topic, partition
         try:
             for batch in self._reader.read({place: start}, {place: end}, silence_s=CONNECT_TIMEOUT_S, most=BATCH):
@@ -138,7 +137,7 @@ class DeadLetterLog:
             raise self._unanswered(f"{place_text(*place)} cannot be read", str(error)) from error
 
     def at(self, topic: str, partition: int, offset: int) -> DeadLetter:
-        """Return the letter at an offset; `PenstockError` where there is none."""
+        """Return the dead letter at an offset; `PenstockError` if there is none."""
         message = None
         if partition < self.partitions(topic):
             try:
@@ -148,12 +147,12 @@ class DeadLetterLog:
         if message is None:
             raise PenstockError(
                 f"there is no message at {place_text(topic, partition, offset)}; `penstock dlq show {topic} --last 10` "
-                "names some that are there"
+                "prints existing ones"
             )
         return _letter(message)
 
     def newest(self, topic: str, count: int) -> list[DeadLetter]:
-        """Return the last `count` letters of a topic by their time, the newest last."""
+        """Return the last `count` dead letters of a topic by their time, the newest last."""
         found = [letter for number in range(self.partitions(topic)) for letter in self._tail(topic, number, count)]
         return sorted(found, key=lambda letter: (letter.timestamp_ms, letter.partition, letter.offset))[-count:]
 
@@ -165,25 +164,25 @@ class DeadLetterLog:
             found = [letter for batch in self.read(topic, partition, start, high) for letter in batch]
             if len(found) >= count or start == low:
                 return found[-count:]
-            width *= 4  # markers and compaction leave offsets without a message: look further back
+            width *= 4  # some offsets have no message because of markers and compaction: read further back
 
     def was_replayed(self, letter: DeadLetter) -> bool | None:
-        """Tell whether a replay sent a letter; None where this user may not read the offsets of `REPLAY_GROUP`."""
+        """Return whether a replay sent a dead letter; None if this user may not read the offsets of `REPLAY_GROUP`."""
         if not self._may_know_replays:
             return None
         return self.replayed(letter.topic, letter.partition).is_done(letter.offset)
 
     def replayed(self, topic: str, partition: int) -> Position:
-        """Return how far a partition was replayed when this was first asked for: what is done was sent."""
+        """Return the progress of replays of a partition, as it was at the first call for its topic."""
         if topic not in self._replayed:
             self._replayed[topic] = self._group.state([topic])
         return self._replayed[topic].positions[partition]
 
-    def remember(self, change: Change) -> None:
-        """Write down what was replayed of a partition, durably. Raises as `Group.write`."""
+    def store_progress(self, change: Change) -> None:
+        """Store the progress of a partition durably. Raises the errors of `Group.write`."""
         doubt = (
-            f"what was sent of {change.before.place} is not known to be written down in group {REPLAY_GROUP}, and the "
-            f"last {BATCH} messages at most are sent again by the next replay"
+            f"the progress of {change.before.place} may not be stored in group {REPLAY_GROUP}; if so, the next replay "
+            f"sends the last {BATCH} messages at most again"
         )
         self._group.write(self._replayed[change.before.topic], [change], doubt=doubt)
 
@@ -198,7 +197,7 @@ class DeadLetterLog:
         self.close()
 
     def failure(self, error: KafkaError, what: str, right: Right, remedy: str = _REMEDY) -> PenstockError:
-        """Return the error of what could not be done, and what to do: `right` is the one on a topic that it takes."""
+        """Return the error of a failed act `what`, which needs the permission `right` on a topic."""
         if is_missing_right(error):
             return MissingRightError(what, [right], self.principal)
         if error.code() in _DELETED:
@@ -214,7 +213,7 @@ class DeadLetterLog:
         )
 
     def _not_read(self, kind: ErrorKind, error: KafkaError, place: Place) -> None:
-        """Raise what does not pass; what was replayed is asked for elsewhere, and says what that lacks."""
+        """Raise permanent errors of reading. Errors of `REPLAY_GROUP` are raised by its own requests instead."""
         if kind not in {ErrorKind.PASSING, ErrorKind.GROUP}:
             raise self.failure(error, f"{place_text(*place)} cannot be read", topic_right(Operation.READ, place[0]))
 
@@ -236,22 +235,22 @@ def _letter(message: Message) -> DeadLetter:
 
 @dataclass(slots=True)
 class Kind:
-    """Dead letters of one origin and one exception, counted."""
+    """The counts of dead letters with one origin and one exception."""
 
-    #: Original topic and partition; "?" where they are not known.
+    #: The original topic and partition; "?" if unknown.
     origin: str
-    #: Class of the error as the header has it, which anybody may have written; "?" where there is none.
+    #: The class of the error by the header, which may be forged; "?" if there is none.
     exception: str
     count: int = 0
-    #: How many of them wait, and how many a replay sent; None where this user may not know.
+    #: The numbers of pending and of replayed ones; None if this user lacks the permission.
     pending: int | None = 0
     replayed: int | None = 0
-    #: Time of the earliest and the latest, milliseconds since the epoch; -1 where none has a time.
+    #: The earliest and the latest time, milliseconds since the epoch; -1 if none has a time.
     first_ms: int = -1
     last_ms: int = -1
 
     def add(self, timestamp_ms: int, *, was_replayed: bool | None) -> None:
-        """Count one more."""
+        """Count a dead letter."""
         self.count += 1
         if was_replayed is None or self.replayed is None:
             self.replayed = self.pending = None
@@ -264,7 +263,7 @@ class Kind:
 
 
 def count(log: DeadLetterLog, topic: str) -> list[Kind]:
-    """Read a topic to its end, and count its dead letters by where they come from and why they died."""
+    """Read a topic to its end, and count its dead letters by origin and exception."""
     kinds: dict[tuple[str, str], Kind] = {}
     for number in range(log.partitions(topic)):
         for batch in log.read(topic, number, *log.bounds(topic, number)):

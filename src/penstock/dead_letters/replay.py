@@ -1,7 +1,7 @@
-"""The replay of dead letters: which go back to work, where to, and what is written down when they did.
+"""The replay of dead letters: selects them, sends them to a target topic, and stores the progress.
 
-A batch is written down once it is acknowledged: killed at any moment, a replay loses nothing, and the next one repeats
-a batch at most. What was not chosen, or cannot go anywhere, stays open for another replay.
+The progress of a batch is stored after its acknowledgement: a replay that is killed loses nothing, and the next one
+repeats at most one batch. Dead letters that were not selected, or have no target, stay pending for another replay.
 """
 
 from __future__ import annotations
@@ -27,39 +27,39 @@ from penstock.group_offsets.planning import Change, change
 from penstock.group_offsets.positions import Position
 from penstock.offsets import joined
 
-#: Seconds a message may take to be acknowledged.
+#: The delivery timeout of a message in seconds.
 _DELIVERY_S = 30
 _POLL_S = 0.5
-#: The broker and the target topic set the limit, not the client.
+#: No limit by the client: the broker and the target topic have theirs.
 _MAX_MESSAGE_BYTES = 1_000_000_000
 
 
-class Left(Enum):
-    """Why a dead letter that was chosen stays where it is."""
+class Unsent(Enum):
+    """The reason why a selected dead letter is not sent."""
 
-    NO_ORIGIN = "tells no original topic that can be one"
+    NO_ORIGIN = "has no valid original topic"
     NO_TOPIC = "has an original topic that does not exist"
     HIDDEN = "has an original topic that this user may not see"
-    ITSELF = "says that it comes from the dead-letter topic itself"
-    #: A share group's, by default (KIP-1191: `errors.deadletterqueue.copy.record.enable`).
-    NOT_COPIED = "has neither key nor value: the broker wrote only where it comes from, so replay the original"
+    ITSELF = "names the dead-letter topic as its original topic"
+    #: The default of a share group (KIP-1191: `errors.deadletterqueue.copy.record.enable`).
+    NOT_COPIED = "has neither key nor value: the broker wrote only its origin, so replay the original"
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """Which dead letters are meant; what is None excludes none."""
+class Selection:
+    """The criteria of a replay; None excludes no dead letter."""
 
-    #: Class of the error, with or without its module.
+    #: The class of the error, with or without its module.
     exception: str | None = None
     #: The original topic.
     topic: str | None = None
-    #: Partition of the dead-letter topic, and the offset there to begin with.
+    #: A partition of the dead-letter topic, and its first offset.
     place: tuple[int, int] | None = None
-    #: Whether only the one at that place is meant.
-    alone: bool = False
+    #: Whether only the dead letter at that place is selected.
+    is_single: bool = False
 
-    def takes(self, letter: DeadLetter) -> bool:
-        """Tell whether a dead letter is meant, by where it comes from and why it died."""
+    def includes(self, letter: DeadLetter) -> bool:
+        """Return whether a dead letter is selected by its origin and its error."""
         origin = letter.origin
         if self.topic not in {None, origin.topic}:
             return False
@@ -69,38 +69,46 @@ class Choice:
 
 @dataclass(slots=True)
 class Outcome:
-    """What a replay did, counted while it does it."""
+    """The counts of a replay, updated while it runs."""
 
-    #: Messages by the topic they went to.
+    #: Messages sent, by target topic.
     sent: Counter[str] = field(default_factory=Counter)
-    #: Dead letters an earlier replay sent.
+    #: Dead letters that an earlier replay sent.
     sent_before: int = 0
-    #: Dead letters that were not meant.
+    #: Dead letters that were not selected.
     not_chosen: int = 0
-    #: Dead letters that could not go anywhere, by the reason.
-    left: Counter[Left] = field(default_factory=Counter)
-    #: An example of each.
-    first_left: dict[Left, str] = field(default_factory=dict)
+    #: Selected dead letters that were not sent, by reason.
+    unsent: Counter[Unsent] = field(default_factory=Counter)
+    #: The place of the first one for each reason.
+    first_unsent: dict[Unsent, str] = field(default_factory=dict)
     #: Original topics that this user may not see.
     hidden: set[str] = field(default_factory=set)
-    #: Partitions of which more was sent than can be written down.
-    forgetful: set[int] = field(default_factory=set)
+    #: Partitions whose progress is too large for the commit metadata.
+    cut: set[int] = field(default_factory=set)
 
 
 class Replay:
-    """Sends the dead letters of one topic back to work. For one thread, and used once.
+    """Sends the dead letters of one topic back to work. For one thread, and one run.
 
-    They go to the topics they came from, or all `to` one, `limit` of them at most. With `again`, those that an earlier
-    replay sent are sent too; in a dry run nothing is sent and nothing written down. Raises `ConfigurationError` where
-    the target or the place cannot be, and `MissingRightError` for all rights that are missing, save those on original
-    topics, which are not known yet.
+    Args:
+        log: the reader of dead letters.
+        topic: the dead-letter topic.
+        selection: the dead letters to send.
+        to: the target topic; None sends each to its original topic.
+        limit: the number of dead letters to send at most.
+        again: whether to send also those that an earlier replay sent.
+        dry_run: sends nothing and stores no progress.
+
+    Raises:
+        ConfigurationError: the target or the place is impossible.
+        MissingRightError: all missing permissions, except those on original topics, which are unknown yet.
     """
 
     def __init__(
         self,
         log: DeadLetterLog,
         topic: str,
-        choice: Choice,
+        selection: Selection,
         *,
         to: str | None = None,
         limit: int | None = None,
@@ -112,46 +120,47 @@ class Replay:
             raise ConfigurationError(f"{topic} would be replayed to itself for ever; name another topic after --to")
         if to is not None and to not in log.topics():
             raise ConfigurationError(f"there is no topic {to} to replay to; create it first, or correct the name")
-        if choice.place is not None and choice.place[0] >= count:
-            raise ConfigurationError(f"{topic} has no partition {choice.place[0]}; its last is {count - 1}")
+        if selection.place is not None and selection.place[0] >= count:
+            raise ConfigurationError(f"{topic} has no partition {selection.place[0]}; its last is {count - 1}")
         self._log = log
         self._topic = topic
-        self._choice = choice
+        self._selection = selection
         self._to = to
         self._limit = limit
         self._again = again
         self._producer = None if dry_run else self._connect()
         self.outcome = Outcome()
-        # Why nothing can go to original topics, by name; None where something can. Asked once.
-        self._asked: dict[str, Left | None] = {}
+        # The reason why an original topic is no target, by name; None if it is one. Each is asked for once.
+        self._targets: dict[str, Unsent | None] = {}
 
     def run(self) -> None:
-        """Replay up to the end that the topic has now; `outcome` counts along, whatever stops it.
+        """Replay up to the present end of the topic; `outcome` is valid also if it raises.
 
-        Raises `PenstockError` where a message could not be sent, or what was sent not be written down.
+        Raises `PenstockError` if a message could not be sent, or the progress could not be stored.
         """
-        all_numbers = range(self._log.partitions(self._topic))
-        numbers = all_numbers if self._choice.place is None else [self._choice.place[0]]
-        for number in numbers:
-            if self._full:
+        place = self._selection.place
+        for number in range(self._log.partitions(self._topic)) if place is None else (place[0],):
+            if self._is_full:
                 return
             self._run_partition(number)
 
     @property
-    def _full(self) -> bool:
+    def _is_full(self) -> bool:
         return self._limit is not None and self.outcome.sent.total() >= self._limit
 
     def failure(self) -> PenstockError | None:
-        """Return the error of what was chosen and could not go anywhere, or None."""
+        """Return the error about selected dead letters without a target, or None."""
         outcome = self.outcome
-        if not outcome.left:
+        if not outcome.unsent:
             return None
-        each = "; ".join(f"{count} {why.value}, as {outcome.first_left[why]}" for why, count in outcome.left.items())
-        what = f"{outcome.left.total()} of {self._topic} could not go anywhere and stay: {each}"
+        each = "; ".join(
+            f"{count} {why.value}, for example {outcome.first_unsent[why]}" for why, count in outcome.unsent.items()
+        )
+        what = f"{outcome.unsent.total()} of {self._topic} could not be sent and stay: {each}"
         if outcome.hidden:
             rights = [topic_right(Operation.WRITE, name) for name in sorted(outcome.hidden)]
             return MissingRightError(what, rights, self._log.principal)
-        return PenstockError(f"{what}; look at them with `penstock dlq show`, or name a topic for them with --to")
+        return PenstockError(f"{what}; see them with `penstock dlq show`, or name a topic for them with --to")
 
     def _connect(self) -> Producer:
         log, needed = self._log, [topic_right(Operation.READ, self._topic), group_right(REPLAY_GROUP)]
@@ -164,7 +173,7 @@ class Replay:
                 **log.config,
                 "enable.idempotence": True,
                 "linger.ms": 0,
-                # A topic's limit of size holds for a batch: what fits in alone must not fail in company.
+                # A topic's size limit is for a batch: a message that fits alone must not fail in a batch.
                 "batch.num.messages": 1,
                 "delivery.timeout.ms": _DELIVERY_S * 1000,
                 "message.max.bytes": _MAX_MESSAGE_BYTES,
@@ -174,78 +183,78 @@ class Replay:
     def _run_partition(self, number: int) -> None:
         low, high = self._log.bounds(self._topic, number)
         before = replace(self._log.replayed(self._topic, number), log=range(low, high))
-        if before.is_past_the_end:  # the topic was made again since
+        if before.is_past_the_end:  # the topic was recreated
             before = Position(self._topic, number, None, before.log)
         begin = max(low, before.committed or 0)
         first, end = low if self._again else begin, high
-        if self._choice.place is not None:
-            first = max(low if self._choice.alone else first, self._choice.place[1])
-            end = min(high, first + 1) if self._choice.alone else high
+        if self._selection.place is not None:
+            first = max(low if self._selection.is_single else first, self._selection.place[1])
+            end = min(high, first + 1) if self._selection.is_single else high
         done: Sequence[range] = before.done
         for batch in self._log.read(self._topic, number, first, end):
-            acknowledged, failure = self._take(before, batch)
-            # What lies between letters, as markers of transactions do, counts with the one that follows it.
+            acknowledged, failure = self._send_selected(before, batch)
+            # Offsets between messages, such as transaction markers, count with the message after them.
             edges = [first, *(letter.offset + 1 for letter in batch)]
             first = edges[-1]
             if acknowledged and self._producer is not None:
                 sent = [letter.offset in acknowledged or before.is_done(letter.offset) for letter in batch]
                 done = joined((*done, *(range(*edge) for edge in compress(pairwise(edges), sent))))
-                self._write_down(change(REPLAY_GROUP, before, begin, done), failure)
+                self._store_progress(change(REPLAY_GROUP, before, begin, done), failure)
             if failure is not None:
                 raise failure
-            if self._full:
+            if self._is_full:
                 return
 
-    def _take(self, before: Position, batch: Sequence[DeadLetter]) -> tuple[set[int], PenstockError | None]:
-        """Decide on each letter, up to the limit, and send; return as `_send`."""
-        chosen: list[tuple[DeadLetter, str]] = []
+    def _send_selected(self, before: Position, batch: Sequence[DeadLetter]) -> tuple[set[int], PenstockError | None]:
+        """Send the selected dead letters of a batch, up to the limit; return the result of `_send`."""
+        selected: list[tuple[DeadLetter, str]] = []
         room = len(batch) if self._limit is None else self._limit - self.outcome.sent.total()
         for letter in batch:
-            if len(chosen) >= room:
+            if len(selected) >= room:
                 break
-            target = self._decide(letter, before=before.is_done(letter.offset))
+            target = self._target_of(letter, was_sent=before.is_done(letter.offset))
             if target is not None:
-                chosen.append((letter, target))
-        acknowledged, failure = self._send(chosen)
-        self.outcome.sent.update(target for letter, target in chosen if letter.offset in acknowledged)
+                selected.append((letter, target))
+        acknowledged, failure = self._send(selected)
+        self.outcome.sent.update(target for letter, target in selected if letter.offset in acknowledged)
         return acknowledged, failure
 
-    def _decide(self, letter: DeadLetter, *, before: bool) -> str | None:
-        """Return where a letter goes, or None; what goes nowhere is counted."""
-        if before and not self._again:
+    def _target_of(self, letter: DeadLetter, *, was_sent: bool) -> str | None:
+        """Return the target topic of a dead letter, or None, which is counted by its reason."""
+        if was_sent and not self._again:
             self.outcome.sent_before += 1
             return None
-        if not self._choice.takes(letter):
+        if not self._selection.includes(letter):
             self.outcome.not_chosen += 1
             return None
         target = self._to or letter.origin.topic
-        why = Left.NOT_COPIED if letter.is_metadata_alone else self._why_not(target)
+        why = Unsent.NOT_COPIED if letter.is_metadata_alone else self._why_no_target(target)
         if why is None:
             return target
-        self.outcome.left[why] += 1
-        self.outcome.first_left.setdefault(why, letter.place)
+        self.outcome.unsent[why] += 1
+        self.outcome.first_unsent.setdefault(why, letter.place)
         return None
 
-    def _why_not(self, target: str | None) -> Left | None:
-        """Return why nothing can go to a topic, or None."""
+    def _why_no_target(self, target: str | None) -> Unsent | None:
+        """Return the reason why a topic is no target, or None if it is one."""
         if target is None or target == self._topic:
-            return Left.NO_ORIGIN if target is None else Left.ITSELF
-        if target not in self._asked:
-            self._asked[target] = None
+            return Unsent.NO_ORIGIN if target is None else Unsent.ITSELF
+        if target not in self._targets:
+            self._targets[target] = None
             try:
                 self._log.partitions(target)
             except MissingRightError:
-                self._asked[target] = Left.HIDDEN
+                self._targets[target] = Unsent.HIDDEN
                 self.outcome.hidden.add(target)
             except TopicNotFoundError:
-                self._asked[target] = Left.NO_TOPIC
-        return self._asked[target]
+                self._targets[target] = Unsent.NO_TOPIC
+        return self._targets[target]
 
-    def _send(self, chosen: Sequence[tuple[DeadLetter, str]]) -> tuple[set[int], PenstockError | None]:
-        """Send letters of one partition; return the offsets that were acknowledged, and the first failure."""
-        # With nothing to send there is nothing that a producer which failed meanwhile has to do with.
-        if (producer := self._producer) is None or not chosen:
-            return {letter.offset for letter, _ in chosen}, None
+    def _send(self, selected: Sequence[tuple[DeadLetter, str]]) -> tuple[set[int], PenstockError | None]:
+        """Send dead letters of one partition; return the acknowledged offsets, and the first failure."""
+        # Without messages a failed producer does not matter.
+        if (producer := self._producer) is None or not selected:
+            return {letter.offset for letter, _ in selected}, None
         acknowledged: set[int] = set()
         failures: list[PenstockError] = []
 
@@ -255,22 +264,22 @@ class Replay:
             else:
                 failures.append(self._not_sent(letter, target, error))
 
-        for letter, target in chosen:
+        for letter, target in selected:
             if failures:
-                break  # the fewer later messages overtake the one that failed, the better
+                break  # so that few later messages overtake the failed one
             try:
                 self._produce(producer, letter, target, partial(delivered, letter, target))
             except KafkaException as error:
                 failures.append(self._not_sent(letter, target, cause_of(error, producer.poll)))
-        # By polls: the client's own flush loses the reason where it fails meanwhile.
+        # Polls instead of a flush: a flush loses the reason if the client fails meanwhile.
         deadline = time.monotonic() + _DELIVERY_S + 5
         while len(producer) and time.monotonic() < deadline:
             try:
                 producer.poll(_POLL_S)
-            except KafkaException as error:  # it failed fatally, which is the reason of the others
-                failures.insert(0, self._not_sent(*chosen[0], error.args[0]))
+            except KafkaException as error:  # a fatal error is the cause of the other failures
+                failures.insert(0, self._not_sent(*selected[0], error.args[0]))
         if len(producer) and not failures:
-            failures.append(self._not_sent(*chosen[0], KafkaError(KafkaError._MSG_TIMED_OUT)))  # noqa: SLF001 - a public code of the library
+            failures.append(self._not_sent(*selected[0], KafkaError(KafkaError._MSG_TIMED_OUT)))  # noqa: SLF001 - a public code of the library
         return acknowledged, failures[0] if failures else None
 
     def _produce(self, producer: Producer, letter: DeadLetter, target: str, delivered: partial[None]) -> None:
@@ -288,22 +297,22 @@ class Replay:
                 return
 
     def _partition_for(self, letter: DeadLetter, target: str) -> int:
-        """Return the original partition where it is known: its producer may have hashed the key another way."""
+        """Return the original partition if it is known, because its producer may use another hash; else -1."""
         topic, partition = letter.origin.topic, letter.origin.partition
         if topic != target or partition is None or partition >= self._log.partitions(target):
             return -1
         return partition
 
-    def _write_down(self, what: Change, failure: PenstockError | None) -> None:
-        if what.cut:
-            self.outcome.forgetful.add(what.before.partition)
+    def _store_progress(self, progress: Change, failure: PenstockError | None) -> None:
+        if progress.cut:
+            self.outcome.cut.add(progress.before.partition)
         try:
-            self._log.remember(what)
+            self._log.store_progress(progress)
         except PenstockError as error:
-            # The next run meets the other failure again.
+            # This error comes first: the next run meets the failure to send again.
             raise error from failure or error.__cause__
 
     def _not_sent(self, letter: DeadLetter, target: str, error: KafkaError) -> PenstockError:
-        what = f"{letter.place} could not be sent to {target}; what was sent is written down in group {REPLAY_GROUP}"
-        remedy = "fix the cause, or pass it by with --from or --where"
+        what = f"{letter.place} could not be sent to {target}; the messages sent are stored in group {REPLAY_GROUP}"
+        remedy = "fix the cause, or leave it out with --from or --where"
         return self._log.failure(error, what, topic_right(Operation.WRITE, target), remedy)

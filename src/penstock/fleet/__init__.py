@@ -1,6 +1,6 @@
-"""All processes of an app, seen and commanded: `reports/`, `commands/`, `actions/`, the `page/` and the `probes/`.
+"""Monitoring and control of all processes of an app: reports, commands, actions, the page and the probes.
 
-Names are loaded when they are asked for: reports and commands need no web server. The page and the probes need the
+Public names are imported lazily, because reports and commands need no web server. The page and the probes need the
 extra `web`.
 """
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from penstock.fleet.probes.health import CoordinatorHealth, HealthLimits
     from penstock.fleet.probes.metrics import PrometheusMetrics
 
-_HOME_OF = {
+_MODULE_OF = {
     "Address": "address",
     "AppEndpoints": "probes.endpoints",
     "CoordinatorHealth": "probes.health",
@@ -38,10 +38,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Load a public name from the module it lives in."""
-    home = _HOME_OF.get(name)
-    if home is None:
+    """Import a public name from its module."""
+    module = _MODULE_OF.get(name)
+    if module is None:
         raise AttributeError(f"module 'penstock.fleet' has no attribute {name!r}")
-    value = getattr(import_module(f"penstock.fleet.{home}"), name)
+    value = getattr(import_module(f"penstock.fleet.{module}"), name)
     globals()[name] = value
     return value

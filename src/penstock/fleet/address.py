@@ -1,4 +1,4 @@
-"""The address that a process listens on: `HOST:PORT`, and the socket there."""
+"""The listening address of a process: `HOST:PORT`, and its socket."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from penstock.options import PROCESS_VARIABLE
 _FORM = re.compile(r"(?:(?P<host>[^\s:\[\]]+)|\[(?P<six>[0-9A-Fa-f:.]+)\]):(?P<port>[0-9]{1,5})", re.ASCII)
 _LAST_PORT = 65_535
 _BACKLOG = 128
-#: Milliseconds after which the kernel drops a client that takes nothing of what was sent.
-_TAKES_NOTHING_MS = 30_000
+#: Milliseconds without an acknowledgement after which the kernel drops a client's connection.
+_UNACKNOWLEDGED_MS = 30_000
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """A host and a port; port 0 stands for any that is free."""
+    """A host and a port; port 0 is any free port."""
 
     host: str
     port: int
 
     @classmethod
     def parse(cls, text: str) -> Address:
-        """Read `HOST:PORT` or `[IPV6]:PORT`, or raise `ConfigurationError`."""
+        """Parse `HOST:PORT` or `[IPV6]:PORT`, or raise `ConfigurationError`."""
         found = _FORM.fullmatch(text)
         if found is None or int(found["port"]) > _LAST_PORT:
             raise ConfigurationError(
@@ -40,14 +40,14 @@ class Address:
 
     @property
     def is_loopback(self) -> bool:
-        """Whether only this machine reaches it."""
+        """Whether only this machine can reach it."""
         try:
             return ip_address(self.host).is_loopback
         except ValueError:
             return self.host == "localhost"
 
     def of_this_process(self) -> Address:
-        """Return the address of this process among those of `penstock run --processes`: the first has the port itself.
+        """Return the address of this process under `penstock run --processes`: process 1 has the port itself.
 
         Raises:
             ConfigurationError: there is no such port.
@@ -65,14 +65,14 @@ class Address:
         """Return a listening socket.
 
         Raises:
-            ConfigurationError: the address is not of this machine, or taken.
+            ConfigurationError: the address is not of this machine, or it is in use.
         """
         family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
         listener = socket.socket(family, socket.SOCK_STREAM)
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux
-                listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _TAKES_NOTHING_MS)
+                listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNACKNOWLEDGED_MS)
             listener.bind((self.host, self.port))
             listener.listen(_BACKLOG)
         except OSError as error:

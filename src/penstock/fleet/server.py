@@ -1,7 +1,7 @@
-"""The HTTP server of pages, probes and actions: uvicorn on a daemon thread, and what every answer has in common.
+"""The HTTP server of pages, probes and actions: uvicorn on a daemon thread, and the rules common to all answers.
 
-That is who may ask (`Visitors`), the threads that look things up (`DisposableThreads`), and what a failure is answered
-with (`route`). Nobody waits for the server: its end takes two seconds at most, whatever clients do.
+The rules are access (`Visitors`), the threads of blocking work (`DisposableThreads`) and the answers to failures
+(`route`). The process never waits for the server: stopping it takes at most two seconds, whatever clients do.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
 _log = rationed(__name__)
 
-#: What it needs beside the core.
+#: The command that installs its packages.
 INSTALL = "pip install 'penstock[web]'"
-#: Seconds that the end waits for answers under way, and then for the thread.
+#: Seconds that stopping waits for answers in progress, and then for the thread.
 _ANSWERS_S = 1
 _JOIN_S = 2.0
-#: Seconds between two lines of the log that say that an address cannot be answered.
+#: Seconds between two log lines about failures of one path.
 _LOG_INTERVAL_S = 60.0
-#: Of every answer; a page says more about what it may load.
+#: The headers of every answer; the page has a more detailed content policy.
 HEADERS: Mapping[str, str] = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": "default-src 'none'",
@@ -48,12 +48,12 @@ ResultT = TypeVar("ResultT")
 
 
 class Visitors:
-    """Judges requests. Never changes.
+    """The access rules for requests. Immutable.
 
     Args:
-        is_loopback: whether the server listens to this machine alone.
-        public_url: the page's address at a reverse proxy, as browsers see it; None: there is no proxy. What the proxy
-            says of who asks (`X-Forwarded-For`) counts only where it is given.
+        is_loopback: whether the server listens on a loopback address only.
+        public_url: the page's address at a reverse proxy, as browsers see it; None if there is no proxy. Only with it
+            the proxy's `X-Forwarded-For` is trusted.
 
     Raises:
         ConfigurationError: the address is no http(s) URL.
@@ -73,31 +73,31 @@ class Visitors:
         self._public_origin = (parts.scheme, parts.netloc.lower())
 
     def may_read(self, request: Request) -> bool:
-        """Tell whether a request names an address of this server.
+        """Return whether a request names an address of this server.
 
-        A page of another site may have its own name resolve to the loopback address, and would then read what is here;
-        but its requests name that site.
+        It prevents DNS rebinding: another site can let its own name resolve to the loopback address, so that its page
+        reads this server. But those requests name that site.
         """
         if not self._is_loopback or Address(request.url.hostname or "", 0).is_loopback:
             return True
         return self._public_origin is not None and _host(request) == self._public_origin[1]
 
     def is_own_page(self, request: Request) -> bool:
-        """Tell whether a request was made by this page, or by no page at all."""
+        """Return whether a request comes from this page, or from a program that is no browser."""
         if request.headers.get("sec-fetch-site", "none") not in {"none", "same-origin"}:
             return False
         origin = request.headers.get("origin")
         if origin is None:
             return True
         parts = urlsplit(origin)
-        made_by = (parts.scheme, parts.netloc.lower())
-        return made_by[1] == _host(request) or made_by == self._public_origin
+        page_origin = (parts.scheme, parts.netloc.lower())
+        return page_origin[1] == _host(request) or page_origin == self._public_origin
 
     def client(self, request: Request) -> str:
-        """Return the address of who asks: behind a proxy, the one that the proxy itself saw."""
-        seen = request.headers.get("x-forwarded-for", "") if self._public_origin is not None else ""
-        direct = "somewhere" if request.client is None else request.client.host
-        return seen.rpartition(",")[2].strip() or direct
+        """Return the client's address; behind a proxy the last one in `X-Forwarded-For`, which the proxy itself saw."""
+        forwarded = request.headers.get("x-forwarded-for", "") if self._public_origin is not None else ""
+        direct = "an unknown address" if request.client is None else request.client.host
+        return forwarded.rpartition(",")[2].strip() or direct
 
 
 def _host(request: Request) -> str:
@@ -105,17 +105,19 @@ def _host(request: Request) -> str:
 
 
 class TooManyError(PenstockError):
-    """As many are at work as may be."""
+    """The limit of work at a time is reached."""
 
 
 class DisposableThreads:
-    """Daemon threads, for the thread of an event loop: one for each piece of work, which no pool waits for at the end.
+    """Runs each piece of blocking work on a daemon thread of its own. For the thread of an event loop.
+
+    A thread pool would wait for its threads at the end of the process; these are abandoned.
 
     Args:
-        name: of the threads.
-        what: that they are to bring, in errors.
-        most: threads at a time, those included that were abandoned and still run.
-        limit_s: seconds that the loop waits for one.
+        name: name of the threads.
+        what: the subject of the work, for errors.
+        most: the limit of threads at a time, including abandoned ones that still run.
+        limit_s: seconds that the event loop waits for a result.
     """
 
     def __init__(self, name: str, what: str, most: int, limit_s: float) -> None:
@@ -123,24 +125,24 @@ class DisposableThreads:
         self._what = what
         self._most = most
         self._limit_s = limit_s
-        # The loop's thread's alone; the threads end the calls.
+        # Only the event loop's thread uses the list; the threads complete the calls.
         self._calls: list[Call[Any]] = []
 
     async def run(self, work: Callable[[], ResultT]) -> ResultT:
-        """Return what the work returns, or raise what it raises; `TooManyError`, or `TimeoutError` after the limit."""
+        """Run the work; return its result or raise its exception. `TooManyError`, or `TimeoutError` after the limit."""
         call = self.start(work)
         try:
             return await asyncio.wait_for(asyncio.wrap_future(call), self._limit_s)
         except TimeoutError:
-            raise TimeoutError(f"{self._what} did not come within {self._limit_s:g} s; try again") from None
+            raise TimeoutError(f"{self._what} did not arrive within {self._limit_s:g} s; try again") from None
 
     def start(self, work: Callable[[], ResultT]) -> Call[ResultT]:
-        """Have something done that nobody waits for; `TooManyError`."""
+        """Start the work without waiting for its end; `TooManyError`."""
         self._calls = [call for call in self._calls if not call.done()]
         if len(self._calls) >= self._most:
             raise TooManyError(f"too many ask for {self._what}: {self._most} are under way; wait until one has ended")
         call = Call(self._name, work)
-        # From now on nobody cancels it: who waits no longer leaves it to its thread.
+        # `wait_for` can no longer cancel it: after a timeout its thread goes on.
         call.set_running_or_notify_cancel()
         self._calls.append(call)
         threading.Thread(target=call.run, name=self._name, daemon=True).start()
@@ -148,7 +150,7 @@ class DisposableThreads:
 
 
 class RefusedError(Exception):
-    """A request is answered with this status and sentence."""
+    """The answer to a refused request: an HTTP status and a sentence."""
 
     def __init__(self, status: int, said: str) -> None:
         super().__init__(said)
@@ -156,15 +158,15 @@ class RefusedError(Exception):
 
 
 def route(path: str, endpoint: Endpoint, visitors: Visitors, method: str = "GET") -> BaseRoute:
-    """Return a route that these visitors alone may ask; what its endpoint raises is the answer.
+    """Return a route with these access rules; an exception of its endpoint becomes the answer.
 
-    What changes something is asked for by a page of this address, not by one of another site in somebody's browser.
+    Requests that are no GET must come from a page of this address, not from another site in the user's browser.
     """
     from starlette.routing import Route
 
     async def answer(request: Request) -> Response:
         try:
-            _require_right(request, visitors, method)
+            _require_access(request, visitors, method)
             return await endpoint(request)
         except RefusedError as refused:
             status, said = refused.status, str(refused)
@@ -174,15 +176,15 @@ def route(path: str, endpoint: Endpoint, visitors: Visitors, method: str = "GET"
             status, said = 404, str(error)
         except Exception:  # noqa: BLE001 - a callback and the client library may raise anything; it costs an answer
             _log.exception("no answer to %s", path, extra=once_in(_LOG_INTERVAL_S, path))
-            status, said = 500, "it failed; the log says why"
+            status, said = 500, "it failed; the log has the reason"
         return json_answer({"said": said}, status)
 
     return Route(path, answer, methods=[method])
 
 
-def _require_right(request: Request, visitors: Visitors, method: str) -> None:
+def _require_access(request: Request, visitors: Visitors, method: str) -> None:
     if not visitors.may_read(request):
-        raise RefusedError(403, "this address is for this machine alone")
+        raise RefusedError(403, "this address is only for this machine")
     if method != "GET" and not visitors.is_own_page(request):
         raise RefusedError(
             403,
@@ -192,20 +194,20 @@ def _require_right(request: Request, visitors: Visitors, method: str) -> None:
 
 
 def json_answer(content: object, status: int = 200) -> Response:
-    """Return an answer as JSON, which bytes are already."""
+    """Return an answer in JSON; bytes are JSON already."""
     from starlette.responses import Response
 
     if not isinstance(content, bytes):
-        # Escaped further than JSON asks for: it is harmless also where somebody puts it into a page as it is.
+        # More escapes than JSON requires: the text stays harmless if it is put into HTML unchanged.
         text = json.dumps(content).replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
         content = text.encode() + b"\n"
     return Response(content, status, {**HEADERS, "Content-Type": "application/json"})
 
 
 def require_packages() -> None:
-    """Raise `ConfigurationError` where what serves is not installed."""
+    """Raise `ConfigurationError` if the packages of the server are not installed."""
     try:
-        import starlette  # noqa: F401 - whether it is there
+        import starlette  # noqa: F401 - only tests whether it is installed
         import uvicorn  # noqa: F401 - the same
     except ImportError as error:
         raise ConfigurationError(f"endpoints need starlette and uvicorn: {INSTALL}") from error
@@ -213,7 +215,7 @@ def require_packages() -> None:
 
 @contextmanager
 def serving(listener: socket.socket, routes: Sequence[BaseRoute]) -> Iterator[None]:
-    """Serve these routes at a listening socket until the block is left; that takes seconds at most."""
+    """Serve these routes on a listening socket until the block is left; leaving takes at most two seconds."""
     import uvicorn
     from starlette.applications import Starlette
 
@@ -227,7 +229,7 @@ def serving(listener: socket.socket, routes: Sequence[BaseRoute]) -> Iterator[No
             http="h11",
             loop="asyncio",
             server_header=False,
-            # `Visitors` says whether a proxy's word on who asks counts; uvicorn would believe anybody on this machine.
+            # `Visitors` decides on a proxy's headers; uvicorn would trust every process of this machine.
             proxy_headers=False,
             timeout_keep_alive=5,
             timeout_graceful_shutdown=_ANSWERS_S,
@@ -237,8 +239,8 @@ def serving(listener: socket.socket, routes: Sequence[BaseRoute]) -> Iterator[No
     def run() -> None:
         try:
             server.run(sockets=[listener])
-        except Exception:  # noqa: BLE001 - who serves must not end who is served
-            _log.exception("the page and the endpoints of this process have ended; all else runs on")
+        except Exception:  # noqa: BLE001 - the server must never end the app
+            _log.exception("the page and the endpoints of this process have ended; the rest of it goes on")
 
     thread = threading.Thread(target=run, name="penstock-http", daemon=True)
     thread.start()
@@ -246,5 +248,5 @@ def serving(listener: socket.socket, routes: Sequence[BaseRoute]) -> Iterator[No
         yield
     finally:
         server.should_exit = True
-        # A thread that still runs then is a daemon: it holds nothing up.
+        # If the thread still runs then: it is a daemon, so it does not keep the process alive.
         thread.join(_JOIN_S)

@@ -1,6 +1,6 @@
-"""The topics of the fleet: made, written, followed from their beginning or end, and a thread that serves by one.
+"""The topics of the fleet: creating, writing and following them, and the thread of a service that uses one.
 
-The brokers stamp their records: whose clock says how old one is must not be that of whoever writes it.
+Brokers stamp the records: the age of a record must not depend on the clock of its writer.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import logging
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
 from confluent_kafka import KafkaError, KafkaException
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-#: The client wants a group; nothing is asked of it.
+#: The client library requires a group name; no request uses it.
 _GROUP = "penstock-fleet"
-#: Seconds without a record after which brokers are asked whether they are there, and that they have for the answer. An
-#: only member that died writes nothing: so often must its age be known that `penstock status` sees its silence in time.
+#: Seconds without a record after which the brokers are asked whether they are alive, and the timeout of that question.
+#: If the only member died, no record arrives: the question lets `penstock status` see its silence in time.
 _ASK_AFTER_S = 1.0
 _ANSWER_S = 2.0
 _SETTINGS = {
@@ -43,26 +43,25 @@ _SETTINGS = {
     "message.timeout.ms": 8_000,
     "compression.type": "zstd",
 }
-#: Of the user's settings, those that are for his own producers alone.
+#: The settings of the user that are only for the user's own producers.
 _NOT_TAKEN = ("transactional.id", "transaction.timeout.ms", "delivery.timeout.ms", "on_delivery", "stats_cb")
-#: Seconds that a record may take, a little longer than the client tries.
+#: The write timeout of a record in seconds, a little longer than the client's own.
 _WRITE_S = 10.0
 _POLL_S = 0.05
-#: Seconds between two tries of a service after a failure.
+#: Seconds between a failure of a service and its next attempt.
 _RETRY_DELAY_S = 5.0
-#: Codes that say that no broker took a record.
+#: The codes of errors that mean: no broker accepted a record.
 _GONE = {KafkaError._MSG_TIMED_OUT, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN}  # noqa: SLF001 - public codes of the library
 
 
 def stamped_topic(name: str, kept_ms: int, more: Mapping[str, str]) -> TopicSpec:
-    """Return a topic of the fleet as it is created: one partition, kept for so long, stamped by the brokers."""
+    """Return the specification of a fleet topic: one partition, this retention, and timestamps of the brokers."""
     kept = {"cleanup.policy": "delete", "retention.ms": str(kept_ms), "message.timestamp.type": "LogAppendTime"}
     return TopicSpec(name, 1, {**kept, **more})
 
 
-def make_topics(bootstrap_servers: str, config: ClientConfig, needs: Iterable[tuple[TopicSpec, Operation]]) -> None:
-    """Make the topics that are absent; `MissingRightError` names what this user lacks of what is needed of each."""
-    needs = list(needs)
+def make_topics(bootstrap_servers: str, config: ClientConfig, needs: Sequence[tuple[TopicSpec, Operation]]) -> None:
+    """Create absent topics; `MissingRightError` names the permissions in `needs` that this user lacks."""
     ensure_topics(
         clients.admin(bootstrap_servers, config),
         [spec for spec, _ in needs],
@@ -71,28 +70,28 @@ def make_topics(bootstrap_servers: str, config: ClientConfig, needs: Iterable[tu
 
 
 def signed_value(message: Message, token: str | None) -> bytes | None:
-    """Return the value of a record; `MessageFormatError` where there is a token and it was not signed with it."""
+    """Return the value of a record; `MessageFormatError` if there is a token and its signature is wrong."""
     value, record = message.value(), cast("Record", message)
     if token is None or is_signed(token, message.topic() or "", value or b"", readable_headers(record)):
         return value
-    raise MessageFormatError("a record that was not signed with the token; it is passed over")
+    raise MessageFormatError("a record that was not signed with the token; it is ignored")
 
 
 class TopicFollower(PartitionReader):
-    """Reads all partitions of a topic, in no group, and goes on at their ends. For one thread; `close` ends it.
+    """Follows all partitions of a topic, in no group. For one thread; `close` ends it.
 
     Args:
         bootstrap_servers: addresses of the brokers.
         config: client settings by librdkafka's names.
         topic: name of the topic.
-        positions: where to begin, by partition; where it says nothing, as `back` says.
-        back: of how many records before the end to begin, of each partition; None: of all that are there.
+        positions: the start offset by partition; `back` applies to the other partitions.
+        back: the number of records before the end of each partition to start at; None: start at its beginning.
 
     Raises:
         BrokerConnectionError: no broker answered.
         TopicNotFoundError: there is no such topic.
-        MissingRightError: this user may not read it; `poll` raises it, too.
-        PenstockError: by `poll`: the topic is gone, or the client has failed. Begin again.
+        MissingRightError: this user may not read the topic; `poll` raises it too.
+        PenstockError: raised by `poll`: the topic is gone, or the client failed. Make a new follower.
         ConfigurationError: the client library refused a setting.
     """
 
@@ -122,7 +121,7 @@ class TopicFollower(PartitionReader):
             starts, ends = {}, {}
             for place, (start, end) in self._first_bounds().items():
                 at = (positions or {}).get(place, start if back is None else max(start, end - back))
-                # A topic that was made again has other offsets.
+                # A recreated topic has other offsets.
                 starts[place], ends[place] = at if start <= at <= end else end, end
             self.start(starts, ends)
         except BaseException:
@@ -131,18 +130,18 @@ class TopicFollower(PartitionReader):
 
     @property
     def has_caught_up(self) -> bool:
-        """Whether all was taken that was there at the beginning."""
+        """Whether all records were read that existed at the start."""
         return not self.behind
 
     def require_caught_up(self) -> None:
-        """Raise `BrokerConnectionError` where what was there at the beginning has not come and nothing comes."""
+        """Raise `BrokerConnectionError` if records that existed at the start are missing and nothing arrives."""
         if not self.has_caught_up and time.monotonic() - self.heard_at > CONNECT_TIMEOUT_S:
-            raise self._silent(self.trouble or f"nothing of {self._topic} came for {CONNECT_TIMEOUT_S:g} s")
+            raise self._silent(self.trouble or f"nothing of {self._topic} arrived for {CONNECT_TIMEOUT_S:g} s")
 
     def ask(self) -> bool:
-        """Ask brokers that were silent for a while whether they are there; return whether all was taken that they have.
+        """Ask brokers that were silent for a while for the ends of the topic; return whether all records were read.
 
-        Where they do not answer, `trouble` says why.
+        If they do not answer, `trouble` has the reason.
         """
         if time.monotonic() - self.heard_at <= _ASK_AFTER_S:
             return False
@@ -152,12 +151,12 @@ class TopicFollower(PartitionReader):
             self.trouble = reason(error)
             return False
         if any(self.positions[place] < end for place, (_, end) in bounds.items()):
-            return False  # more is to be read first
+            return False  # there are unread records
         self.note_answer()
         return True
 
     def _bounds(self, limit_s: float) -> dict[Place, tuple[int, int]]:
-        """Return where the partitions begin and end now; `KafkaException` where brokers do not say."""
+        """Return the first and the end offsets of the partitions; `KafkaException` if brokers do not answer."""
         found = self.bounds(self._topic, range(self._count), limit_s)
         return {(self._topic, number): bounds for number, bounds in found.items()}
 
@@ -184,12 +183,12 @@ class TopicFollower(PartitionReader):
 
 
 class RecordWriter:
-    """Writes single records and waits until brokers have them. For one thread.
+    """Writes single records and waits for their acknowledgement. For one thread.
 
     Args:
         bootstrap_servers: addresses of the brokers.
         config: client settings by librdkafka's names.
-        token: what records are signed with, where there is one.
+        token: the token for signatures, or None.
     """
 
     def __init__(self, bootstrap_servers: str, config: ClientConfig, token: str | None = None) -> None:
@@ -208,12 +207,12 @@ class RecordWriter:
         *,
         headers: Sequence[tuple[str, str | bytes | None]] = (),
     ) -> None:
-        """Write a record, signed where there is a token.
+        """Write a record, signed if there is a token.
 
         Raises:
-            BrokerConnectionError: no broker has it in time; whether it comes to be there is not known.
-            MissingRightError: this user may not write there.
-            PenstockError: it was refused.
+            BrokerConnectionError: no broker acknowledged it in time; it may still arrive later.
+            MissingRightError: this user may not write to the topic.
+            PenstockError: the record was refused.
         """
         reported: list[KafkaError | None] = []
 
@@ -240,37 +239,37 @@ class RecordWriter:
 
 
 class TopicService(ABC):
-    """A daemon thread that serves a process by a topic until it is stopped. `start` and `stop` are for one thread.
+    """A daemon thread that serves a process by a topic until it is stopped. Call `start` and `stop` from one thread.
 
-    Nobody waits for it. Whatever fails, as a topic, a right or a broker that is missing, is logged once until it works
-    again; the app runs on.
+    The app never waits for it. A failure, such as a missing topic, permission or broker, is logged once until the
+    service works again.
 
     Args:
-        name: of the thread.
-        failing: what does not work while it fails, for the log.
-        last_s: seconds that it may take for its last work, in a stop.
+        name: name of the thread.
+        failing: the consequence of a failure, for the log.
+        last_s: seconds that its last work may take when it is stopped.
     """
 
     def __init__(self, name: str, failing: str, last_s: float = 0.0) -> None:
         self._failing = failing
         self._last_s = last_s
         self._stopping = threading.Event()
-        #: Set while it works; written by its thread.
+        #: Set while the service works; its thread writes it.
         self.is_listening = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        # The thread's alone.
+        # Only its thread uses it.
         self._trouble: str | None = None
 
     @abstractmethod
     def _work(self) -> None:
-        """Do what there is to do until `_stopping` is set; what it raises is logged, and it is called again."""
+        """Work until `_stopping` is set. After an exception, which is logged, it is called again."""
 
     def start(self) -> None:
-        """Begin; returns at once."""
+        """Start the thread; returns at once."""
         self._thread.start()
 
     def stop(self) -> None:
-        """End, within a second and `last_s`: a call of the client that hangs is abandoned with the thread."""
+        """Stop the thread, within a second and `last_s`. A hanging call of the client is abandoned with the thread."""
         self._stopping.set()
         if self.is_listening.is_set():
             self._thread.join(1.0 + self._last_s)
@@ -280,7 +279,7 @@ class TopicService(ABC):
             try:
                 self._work()
             except MissingRightError as error:
-                # Whoever lacks two permissions names the second when the first was given.
+                # A user may lack two permissions: the error names the second after the first was granted.
                 if str(error) != self._trouble:
                     self._trouble = None
                 self._failed(str(error))
@@ -288,7 +287,7 @@ class TopicService(ABC):
                 self._failed(str(error))
             except KafkaException as error:
                 self._failed(reason(error))
-            except Exception as error:  # noqa: BLE001 - what serves the app must never end it
+            except Exception as error:  # noqa: BLE001 - a service must never end the app
                 self._failed(f"unexpected {type(error).__name__}")
             self.is_listening.clear()
             self._stopping.wait(_RETRY_DELAY_S)
@@ -301,5 +300,5 @@ class TopicService(ABC):
 
     def _failed(self, why: str) -> None:
         if self._trouble is None:
-            _log.warning("%s; it is tried on: %s", self._failing, why)
+            _log.warning("%s; it is tried again: %s", self._failing, why)
         self._trouble = why

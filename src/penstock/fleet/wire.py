@@ -1,6 +1,6 @@
-"""JSON that anybody may have written, as records and requests hold it: fields by their kind, and signatures. Pure.
+"""The parser of untrusted JSON in records and requests: fields with their types and bounds, and signatures. Pure.
 
-A reader takes what has the shape that it expects, field by field, and refuses the rest.
+A reader accepts only fields of the expected type and size, and refuses the rest.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from penstock.errors import MessageFormatError
 
 #: The header that holds a record's signature.
 SIGNATURE = "penstock-signature"
-#: Characters of a text, and entries of a list of texts.
+#: The length limit of a text in characters, and of a list of texts.
 TEXT = 500
 _MOST_TEXTS = 200
 MOST_NUMBER = 1 << 63
@@ -29,19 +29,19 @@ VERSION = 1
 
 
 class NewerRecordError(MessageFormatError):
-    """A record of a version that this reader does not know."""
+    """The record has a later version than this reader knows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """What a value must be.
+    """The type and the bounds of a value.
 
     Attributes:
-        what: in words.
+        what: the description, for errors.
         fits: the test.
-        is_needed: whether it must be there.
-        cut: characters to which a text is cut when it is written.
-        read: returns what a value that fits becomes.
+        is_needed: whether the value is required.
+        cut: the length in characters to which an encoder cuts a text.
+        read: converts a value that fits.
     """
 
     what: str
@@ -52,12 +52,12 @@ class Field:
 
     @property
     def or_none(self) -> Field:
-        """The same, where it may be left out."""
+        """The same field, not required."""
         return replace(self, is_needed=False)
 
 
 def text(most: int = TEXT, least: int = 0) -> Field:
-    """Return the field of a text of so many characters."""
+    """Return the field of a text with these bounds in characters."""
 
     def fits(value: object) -> bool:
         return isinstance(value, str) and least <= len(value) <= most
@@ -71,12 +71,12 @@ def choice(*known: str) -> Field:
 
 
 def value_of(kind: type[Enum]) -> Field:
-    """Return the field of one of an enumeration of texts."""
+    """Return the field of a member of an enumeration of texts."""
     return replace(choice(*(member.value for member in kind)), read=kind)
 
 
 def list_of(each: Field, most: int, least: int = 0) -> Field:
-    """Return the field of a list of so many values."""
+    """Return the field of a list with these bounds of its length."""
 
     def fits(value: object) -> bool:
         return isinstance(value, list) and least <= len(value) <= most and all(map(each.fits, value))
@@ -85,7 +85,7 @@ def list_of(each: Field, most: int, least: int = 0) -> Field:
 
 
 def mapping_of(each: Field, most: int) -> Field:
-    """Return the field of an object of at most so many values."""
+    """Return the field of an object with at most `most` values."""
 
     def fits(value: object) -> bool:
         return isinstance(value, dict) and len(value) <= most and all(map(each.fits, value.values()))
@@ -94,9 +94,9 @@ def mapping_of(each: Field, most: int) -> Field:
 
 
 def _is_number(value: object, kind: type = int) -> bool:
-    # NaN is not below anything.
-    is_one = isinstance(value, int | kind) and not isinstance(value, bool)
-    return is_one and -MOST_NUMBER < value < MOST_NUMBER  # type: ignore[operator] # it is a number
+    is_of_type = isinstance(value, int | kind) and not isinstance(value, bool)
+    # The comparison is false for NaN.
+    return is_of_type and -MOST_NUMBER < value < MOST_NUMBER  # type: ignore[operator] # it is a number
 
 
 def _is_plain(value: object) -> bool:
@@ -114,18 +114,18 @@ FLAT = mapping_of(Field("a text, a number, true, false or a list of texts", _is_
 
 
 def fields_of(kind: type) -> dict[str, Field]:
-    """Return the fields of a record, as its dataclass annotates them: `name: Annotated[type, field]`."""
+    """Return the fields of a record by the annotations of its dataclass: `name: Annotated[type, field]`."""
     return {name: hint.__metadata__[0] for name, hint in get_type_hints(kind, include_extras=True).items()}
 
 
-def taken(given: Mapping[str, Any], fields: Mapping[str, Field]) -> dict[str, Any]:
-    """Return these fields of a mapping, without those that are left out; None counts as left out.
+def read_fields(values: Mapping[str, Any], fields: Mapping[str, Field]) -> dict[str, Any]:
+    """Return the values of these fields, without absent ones; None counts as absent.
 
-    `MessageFormatError` names the first that is missing or wrong.
+    `MessageFormatError` names the first field that is missing or wrong.
     """
     found = {}
     for name, field in fields.items():
-        value = given.get(name)
+        value = values.get(name)
         if value is None and not field.is_needed:
             continue
         if not field.fits(value):
@@ -134,40 +134,40 @@ def taken(given: Mapping[str, Any], fields: Mapping[str, Field]) -> dict[str, An
     return found
 
 
-def loaded(value: bytes | None, most_bytes: int) -> Any:
-    """Return what bytes hold as JSON; `MessageFormatError` where they hold none, or are too many."""
+def parse_json(value: bytes | None, most_bytes: int) -> Any:
+    """Return the JSON value in bytes; `MessageFormatError` if they are no JSON or too large."""
     if value is None or len(value) > most_bytes:
-        raise MessageFormatError("a record that is none, or too large; it is passed over")
+        raise MessageFormatError("a record that is empty or too large; it is ignored")
     try:
         return json.loads(value, parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
-        raise MessageFormatError("a record that is no JSON; it is passed over") from error
+        raise MessageFormatError("a record that is no JSON; it is ignored") from error
 
 
-def loaded_object(value: bytes | None, most_bytes: int) -> dict[str, Any]:
-    """Return the object that bytes hold as JSON; `MessageFormatError` as `loaded`."""
-    found = loaded(value, most_bytes)
+def parse_object(value: bytes | None, most_bytes: int) -> dict[str, Any]:
+    """Return the JSON object in bytes; `MessageFormatError` if they are no JSON object or too large."""
+    found = parse_json(value, most_bytes)
     if not isinstance(found, dict):
-        raise MessageFormatError("a record that is no JSON object; it is passed over")
+        raise MessageFormatError("a record that is no JSON object; it is ignored")
     return found
 
 
-def record(value: bytes | None, most_bytes: int, fields: Mapping[str, Field]) -> dict[str, Any]:
-    """Return the fields of a record; `MessageFormatError` where it is none, `NewerRecordError` for a later version."""
-    found = loaded_object(value, most_bytes)
+def decode_record(value: bytes | None, most_bytes: int, fields: Mapping[str, Field]) -> dict[str, Any]:
+    """Return the fields of a record; `MessageFormatError` if it is invalid, `NewerRecordError` for a later version."""
+    found = parse_object(value, most_bytes)
     version = found.get("version")
     if version != VERSION:
         is_newer = isinstance(version, int) and version > VERSION
         kind = NewerRecordError if is_newer else MessageFormatError
-        raise kind(f"a record of another version than {VERSION}; it is passed over")
-    return taken(found, fields)
+        raise kind(f"a record of another version than {VERSION}; it is ignored")
+    return read_fields(found, fields)
 
 
-def written(given: object, fields: Mapping[str, Field]) -> bytes:
-    """Return a record of a value's fields, whose texts are cut to what is read."""
+def encode_record(record: object, fields: Mapping[str, Field]) -> bytes:
+    """Return a record with these fields; texts are cut to the length that a reader accepts."""
     found: dict[str, Any] = {"version": VERSION}
     for name, field in fields.items():
-        value = getattr(given, name)
+        value = getattr(record, name)
         if isinstance(value, Enum):
             value = value.value
         found[name] = value[: field.cut] if isinstance(value, str) else value
@@ -179,16 +179,18 @@ def _no_number(text: str) -> None:
 
 
 def signature(token: str, topic: str, value: bytes) -> bytes:
-    """Return what shows that whoever wrote a record to a topic knows the token: HMAC-SHA256 of both (RFC 2104)."""
+    """Return the signature of a record and its topic by the token: HMAC-SHA256 (RFC 2104)."""
     return hmac.new(token.encode(), topic.encode() + b"\0" + value, hashlib.sha256).hexdigest().encode()
 
 
 def is_signed(token: str, topic: str, value: bytes, headers: object) -> bool:
-    """Tell whether a record has the signature that the token gives it, in a time that tells nothing of it."""
-    given = next((held for name, held in headers if name == SIGNATURE), None) if isinstance(headers, list) else None
-    return isinstance(given, bytes) and hmac.compare_digest(given, signature(token, topic, value))
+    """Return whether a record's header has the right signature. The comparison takes constant time."""
+    found = (
+        next((content for name, content in headers if name == SIGNATURE), None) if isinstance(headers, list) else None
+    )
+    return isinstance(found, bytes) and hmac.compare_digest(found, signature(token, topic, value))
 
 
 def one_line(text: str) -> str:
-    """Return a text from outside as one line for a log, with what a terminal might obey escaped."""
+    """Return an untrusted text as one line for a log, with control characters escaped."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape", "replace").decode() for char in text)

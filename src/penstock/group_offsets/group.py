@@ -1,7 +1,7 @@
-"""A group as its brokers know it: members, committed offsets, the logs they lie in; and how it begins elsewhere.
+"""A consumer group: its members, its committed offsets and their logs; and the change of its offsets.
 
-Reading joins no group, so it disturbs nobody. A commit from outside is refused by the group's coordinator while the
-group has members, so that nobody who joins in between is overruled.
+Reading joins no group, so it disturbs no consumer. The group's coordinator refuses a commit from outside while the
+group has members, so no member that joins meanwhile is overruled.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from penstock.group_offsets.planning import Change, refuse_coordinators, reset
 from penstock.group_offsets.positions import Member, Part, Position, position
 from penstock.group_offsets.targets import Target, To, chosen, target, topic_choice
 from penstock.options import ClientConfig, not_empty
-from penstock.places import place_text
+from penstock.places import counted, place_text
 
-#: Seconds for one answer, those in which a question that may be answered in a moment is asked again, and in between.
+#: The timeout of one answer in seconds, the budget of repeated requests, and the delay between them.
 _ANSWER_S = 15.0
 _RETRY_BUDGET_S = 15.0
 _RETRY_DELAY_S = 0.2
 
-#: Stands for the description of a group that brokers do not know.
+#: The description of a group that brokers do not know.
 _ABSENT = SimpleNamespace(state=ConsumerGroupState.UNKNOWN, members=())
 
 T = TypeVar("T")
@@ -49,20 +49,20 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class GroupState:
-    """What the brokers say of a group."""
+    """The state of a group by the brokers' answers."""
 
     group: str
-    #: `stable`, `empty` and the like, by Kafka's names.
+    #: The state by Kafka's names, for example `stable` or `empty`.
     state: str
     members: tuple[Member, ...]
-    #: Partitions of all topics that the group has offsets of, or that its members have; others where they were named.
+    #: The named partitions; by default all partitions of topics that the group has offsets of, or its members read.
     positions: tuple[Position, ...]
 
 
 class Group:
-    """A consumer group, to look at and to move. For one thread.
+    """A consumer group. For one thread.
 
-    `ConfigurationError` where a setting was refused, or the group is no name.
+    `ConfigurationError` if a setting was refused, or the name of the group is empty.
     """
 
     def __init__(self, bootstrap_servers: str, config: ClientConfig, group: str) -> None:
@@ -73,15 +73,15 @@ class Group:
         self._isolation = IsolationLevel.READ_UNCOMMITTED if is_uncommitted else IsolationLevel.READ_COMMITTED
 
     def state(self, topics: Sequence[str] | None = None, *, to_change: bool = False) -> GroupState:
-        """Return members and positions of the topics and partitions that are named, as `--topic` takes them.
+        """Return the members, and the positions in the named topics and partitions (in the form of `--topic`).
 
-        Without any, all partitions are meant of each topic that the group has offsets of or reads.
+        Without names, it takes all partitions of the topics that the group has offsets of or reads.
 
         Raises:
             BrokerConnectionError: a broker did not answer.
-            MissingRightError: this user may not look; or, `to_change`, may not commit offsets of what is named.
-            ConfigurationError: what is named cannot be, or a topic has no such partition.
-            PenstockError: there is no such topic, nothing is known of the group, or the brokers refused.
+            MissingRightError: this user lacks a permission to read, or with `to_change` to commit these offsets.
+            ConfigurationError: a name is invalid, or a topic has no such partition.
+            PenstockError: there is no such topic, the group is unknown, or the brokers refused.
         """
         choices = [topic_choice(text) for text in topics or ()]
         names = list(dict.fromkeys(choice.topic for choice in choices))
@@ -106,24 +106,24 @@ class Group:
         ]
         if not positions and not members:
             raise PenstockError(
-                f"group {self._group} has no members, and no offsets of topics that this user may see; correct its "
-                "name, which is that of the App, or name a topic with --topic to see which permission is missing"
+                f"group {self._group} has no members, and no offsets of topics that this user may see; correct the "
+                "name (that of the App), or name a topic with --topic to learn which permission is missing"
             )
         return GroupState(self._group, state, members, tuple(positions))
 
     def planned_reset(
         self, to: str, topics: Sequence[str] | None, *, keep_done: bool
     ) -> tuple[GroupState, list[Change]]:
-        """Return where the group stands, and the change that a reset makes; nothing is changed.
+        """Return the present state of the group, and the changes that a reset would make.
 
         Args:
-            to: where to, as `penstock offsets reset --to` takes it.
-            topics: which topics and partitions, as `--topic` takes them; left out: all that the group has offsets of.
-            keep_done: whether what is done above the commit point stays done.
+            to: the new position, in the form of `penstock offsets reset --to`.
+            topics: topics and partitions, in the form of `--topic`; None: all that the group has offsets of.
+            keep_done: whether offsets done above the commit point stay done.
 
         Raises:
-            ConfigurationError: `to` or a topic is none, or an offset lies outside of its log.
-            PenstockError: as `state` raises.
+            ConfigurationError: `to` or a topic is invalid, or an offset lies outside of its log.
+            PenstockError: the errors of `state`.
         """
         aim = target(to)
         state = self.state(topics, to_change=True)
@@ -133,31 +133,30 @@ class Group:
         return state, reset(self._group, aim, state.positions, found, keep_done=keep_done)
 
     def write(self, state: GroupState, changes: Sequence[Change], *, doubt: str = "") -> None:
-        """Commit offsets and offset maps for the group, of all these partitions in one request.
+        """Commit offsets and offset maps of the group, for all these partitions in one request.
 
-        `doubt` is what an error says where no answer came, as the beginning of its sentence.
+        `doubt` is the beginning of the error text if no answer came.
 
-        `BrokerConnectionError` where no answer came: what was written is not known then. `PenstockError` where the
-        group has members; that or `MissingRightError` where some were refused: it says which, and how many are written.
+        `BrokerConnectionError` if no answer came: the changes may be written or not. `PenstockError` if the group has
+        members. `PenstockError` or `MissingRightError` with the refused partitions if some were refused.
         """
         if state.members:
-            count = len(state.members)
             raise PenstockError(
-                f"the offsets of group {self._group} were not changed: it has {count} member{'' if count == 1 else 's'}"
-                f": {', '.join(map(str, state.members))}; stop what runs in the group, and run the command again (a "
-                "member that was killed counts until its session ends, after 15 s unless set otherwise)"
+                f"the offsets of group {self._group} were not changed: it has {counted(len(state.members), 'member')}: "
+                f"{', '.join(map(str, state.members))}; stop all members of the group, and run the command again (a "
+                "killed member counts until its session ends, after 15 s by default)"
             )
         if not changes:
             return
         wanted = [TopicPartition(*change.before.part, change.offset, metadata=change.metadata) for change in changes]
-        what = doubt or f"the offsets of group {self._group} are not known to be changed"
+        what = doubt or f"the offsets of group {self._group} may be changed or not"
         rights = self._rights(Operation.READ, {change.before.topic for change in changes})
 
         def ask() -> list[TopicPartition]:
             return list(answered(alter_group_offsets(self._admin, self._group, wanted), _ANSWER_S).topic_partitions)
 
         def is_final(answer: list[TopicPartition]) -> bool:
-            # Writing what is written already changes nothing, so all are asked for again where one may pass.
+            # Writing is idempotent, so the whole request is repeated if one error is transient.
             return not any(partition.error and is_transient(partition.error) for partition in answer)
 
         answer = self._answer(ask, what, rights, until=is_final)
@@ -167,14 +166,14 @@ class Group:
         error = KafkaException(refused[0].error)
         places = ", ".join(place_text(partition.topic, partition.partition) for partition in refused)
         written = len(changes) - len(refused)
-        what = f"of the offsets of group {self._group} those of {places} were refused, and {written} written"
+        what = f"group {self._group}: the offsets of {places} were refused, and {written} written"
         raise self._failure(error, what, rights) from error
 
     def _described(self) -> tuple[str, tuple[Member, ...]]:
         def ask() -> Any:
             return answered(describe_groups(self._admin, [self._group])[self._group], _ANSWER_S)
 
-        what = f"group {self._group} cannot be looked at"
+        what = f"group {self._group} cannot be read"
         found = self._answer(ask, what, self._rights(Operation.DESCRIBE), absent=_ABSENT)
         members = tuple(
             Member(
@@ -196,18 +195,18 @@ class Group:
         def ask() -> list[TopicPartition]:
             asking = self._admin.servers, self._admin.config, self._group, places
             try:
-                # Stable ones: those of a transaction that is still open may be replaced when it ends.
+                # Stable offsets only: an open transaction may replace its offsets when it ends.
                 found = committed_offsets(*asking, _RETRY_BUDGET_S)
             except KafkaException as error:
                 if code_of(error) != KafkaError._TIMED_OUT:  # noqa: SLF001 - public constants look so
                     raise
-                # The library waits for open transactions, and does not say so: then there is an answer without that.
+                # The library waits for open transactions in silence. If brokers answer without the wait, that is it.
                 committed_offsets(*asking, _ANSWER_S, stable=False)
                 raise KafkaException(KafkaError(KafkaError.UNSTABLE_OFFSET_COMMIT)) from error
             _raise_first(partition.error for partition in found if partition.error is not None)
             return found
 
-        what = f"the offsets of group {self._group} are not known"
+        what = f"the offsets of group {self._group} are unknown"
         committed = self._answer(ask, what, self._rights(Operation.DESCRIBE), absent=list[TopicPartition]())
         return {
             (offset.topic, offset.partition): (offset.offset, offset.metadata)
@@ -216,9 +215,9 @@ class Group:
         }
 
     def _find(self, aim: Target, parts: Sequence[Part]) -> dict[Part, int]:
-        """Return the offset of each partition that is the latest one, or the first of a time.
+        """Return the latest offset of each partition, or its first offset of a time.
 
-        Under read_committed the latest is where an open transaction begins: what it commits is not passed over.
+        Under read_committed the latest offset is the start of an open transaction, so its messages are not skipped.
         """
         latest = self._offsets(parts, lambda: log_ends(self._admin, parts, _ANSWER_S, self._isolation))
         if aim.to is To.LATEST:
@@ -228,9 +227,9 @@ class Group:
         return {part: latest[part] if offset < 0 else offset for part, offset in found.items()}
 
     def _offsets(self, parts: Sequence[Part], ask: Callable[[], dict[Part, T]]) -> dict[Part, T]:
-        """Return what brokers answer on the logs of partitions."""
+        """Return the brokers' answer on the logs of partitions."""
         topics = sorted({topic for topic, _ in parts})
-        what = f"the ends of the logs of {', '.join(topics)} are not known"
+        what = f"the ends of the logs of {', '.join(topics)} are unknown"
         return self._answer(ask, what, [topic_right(Operation.DESCRIBE, topic) for topic in topics]) if parts else {}
 
     def _rights(self, operation: Operation, topics: Iterable[str] = ()) -> list[Right]:
@@ -245,9 +244,9 @@ class Group:
         absent: T | None = None,
         until: Callable[[T], bool] = lambda _: True,
     ) -> T:
-        """Return an answer; ask again for some seconds what may be answered in a moment, or is not as `until` wants it.
+        """Return an answer; ask again for some seconds after a transient error, or until `until` accepts the answer.
 
-        Where the brokers know no such group, the answer is what is given as `absent`.
+        If the brokers do not know the group, it returns `absent`.
         """
         try:
             return ask_again(ask, _RETRY_BUDGET_S, _RETRY_DELAY_S, until=until, passes=_may_pass)
@@ -266,20 +265,20 @@ class Group:
             )
         if code == KafkaError.OFFSET_METADATA_TOO_LARGE:
             return PenstockError(
-                f"{what}: the brokers take less metadata than an offset map has; set offset.metadata.max.bytes to 4096 "
-                "on them and run the command again, or leave out what is done above the offset"
+                f"{what}: the brokers accept less metadata than an offset map has; set offset.metadata.max.bytes to "
+                "4096 on them and run the command again, or run it without --keep-done"
             )
         if code == KafkaError.UNSTABLE_OFFSET_COMMIT:
             return PenstockError(
-                f"{what}: a transaction that holds some of them is still open; it ends by itself, at the latest at its "
-                "time-out; run the command again then"
+                f"{what}: a transaction with some of them is still open; it ends by its timeout at the latest; then "
+                "run the command again"
             )
         if _may_pass(error):
             return BrokerConnectionError(
                 f"{what} by {self._admin.servers}: {reason(error)}; check that the brokers run, and run the command "
                 "again"
             )
-        return PenstockError(f"{what}: {reason(error)}; see to the brokers, and run the command again")
+        return PenstockError(f"{what}: {reason(error)}; check the brokers, and run the command again")
 
 
 def _raise_first(errors: Iterable[KafkaError]) -> None:

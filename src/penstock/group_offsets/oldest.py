@@ -1,4 +1,4 @@
-"""The oldest message of each partition that is not done, found by reading that one record."""
+"""The oldest message of each partition that is not done: finds it by reading one record."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ class Oldest:
     """A message that is not done."""
 
     offset: int
-    #: Its timestamp, milliseconds since 1970, by its producer's clock or the broker's; None where it has none.
+    #: Its timestamp, milliseconds since 1970, by the producer's or the broker's clock; None without one.
     timestamp_ms: int | None
 
     def age_s(self, now_s: float) -> float | None:
-        """Return its age in seconds at a time since 1970; None without a timestamp."""
+        """Return its age in seconds at `now_s`, seconds since 1970; None without a timestamp."""
         return None if self.timestamp_ms is None else max(0.0, now_s - self.timestamp_ms / 1000)
 
 
 def oldest_not_done(
     bootstrap_servers: str, config: ClientConfig, group: str, positions: Iterable[Position], limit_s: float
 ) -> tuple[dict[Part, Oldest], list[str]]:
-    """Read, of each partition with messages left, the first record from its committed offset on that is not done.
+    """Read the first record that is not done of each partition with messages left. Joins no group, commits nothing.
 
-    Markers of transactions and compaction leave offsets without a record, so it is the first at or after that offset
-    which the offset map does not call done. It joins no group and commits nothing.
+    Because of transaction markers and compaction an offset may have no record. So it reads from the committed offset on
+    to the first record that the offset map does not have as done.
 
-    Returns them by partition, without those where none is committed; and why others are not known, as sentences. All
-    takes `limit_s` seconds at most; what has not arrived by then is a failure. `ConfigurationError` where the client
-    library refused a setting.
+    Returns the messages by partition, without partitions that have only uncommitted records; and sentences about
+    partitions whose message is unknown. After `limit_s` seconds the missing ones are unknown. `ConfigurationError` if
+    the client library refused a setting.
     """
     left = {position.part: position for position in positions if position.left}
     found: dict[Part, Oldest] = {}
@@ -57,10 +57,10 @@ def oldest_not_done(
     if not left:
         return {}, []
     isolation = config.get("isolation.level", "read_committed")
-    # One record of each is wanted. The group is not joined: the client library wants a name, and this user may look at
-    # this group.
-    few = {"queued.min.messages": 1, "fetch.message.max.bytes": 65_536}
-    with PartitionReader(bootstrap_servers, config, group, failed, isolation=isolation, given=few) as reader:
+    # Small fetches, because one record of each partition is enough. The reader does not join the group: the client
+    # library requires a name, and this user has permissions on this group.
+    small = {"queued.min.messages": 1, "fetch.message.max.bytes": 65_536}
+    with PartitionReader(bootstrap_servers, config, group, failed, isolation=isolation, given=small) as reader:
         reader.start({part: max(position.committed or 0, position.log.start) for part, position in left.items()})
         deadline = time.monotonic() + limit_s
         while left and (rest := deadline - time.monotonic()) > 0:
@@ -70,20 +70,20 @@ def oldest_not_done(
                 if part in left and not left[part].is_done(offset):
                     found[part] = Oldest(offset, timestamp_of(cast("Record", message)))
                     del left[part]
-            for part in reader.exhausted & left.keys():  # none is committed
+            for part in reader.exhausted & left.keys():  # it has only uncommitted records
                 del left[part]
             reader.pause(before - left.keys())
     if left:
         late = ", ".join(place_text(*part) for part in sorted(left))
-        failures.add(f"no record of {late} arrived within {limit_s:g} s, so its age is not known")
+        failures.add(f"no record of {late} arrived within {limit_s:g} s, so its age is unknown")
     return found, sorted(failures)
 
 
 def _why_unknown(kind: ErrorKind, error: KafkaError, part: Part, config: ClientConfig) -> str | None:
-    """Return why the age of a partition's messages is not known; None for an error that passes."""
+    """Return the reason why the age of a partition's messages is unknown; None for a transient error."""
     if kind is ErrorKind.MISSING_RIGHT:
-        what, right = f"the age of messages of {part[0]} is not known", topic_right(Operation.READ, part[0])
+        what, right = f"the age of messages of {part[0]} is unknown", topic_right(Operation.READ, part[0])
         return missing_right_text(what, [right], principal_of(config))
     if kind is ErrorKind.FATAL:
-        return f"{place_text(*part)} cannot be read: {reason(error)}; so its age is not known"
+        return f"{place_text(*part)} cannot be read: {reason(error)}; so its age is unknown"
     return None

@@ -1,6 +1,6 @@
-"""Which offsets and offset maps a group gets, and what that means: what is handled again, and what never is.
+"""The plan of an offset change: new offsets and offset maps, and the messages handled again or skipped. Pure.
 
-Pure. A plan is whole: where one partition cannot have what is wanted, none is changed.
+A plan is all or nothing: if one partition's change is impossible, no partition is changed.
 """
 
 from __future__ import annotations
@@ -16,37 +16,37 @@ from penstock.offsets import decode, encode, joined, owner_of
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What one partition gets."""
+    """The change of one partition."""
 
-    #: Where the group stood before.
+    #: The previous position of the group.
     before: Position
     #: The offset to commit, and its metadata.
     offset: int
     metadata: str
-    #: What is done above that offset, as far as the metadata holds it.
+    #: The offsets done above it that the metadata holds.
     done: tuple[range, ...]
-    #: Offsets of the log that were done and are handled again.
+    #: The number of offsets that were done and are handled again.
     again: int
-    #: Offsets of the log that were not done and will not be handled.
+    #: The number of offsets that were not done and will not be handled.
     skipped: int
-    #: Offsets that were to be kept as done and are not: a commit cannot hold more.
+    #: The number of done offsets that do not fit into the metadata, and are handled again.
     cut: int
 
 
 def reset(
     group: str, to: Target, positions: Sequence[Position], found: Mapping[Part, int], *, keep_done: bool
 ) -> list[Change]:
-    """Return the change of each partition that a reset makes; without those that stay as they are.
+    """Return the changes of a reset, without partitions that do not change.
 
     Args:
         group: the group.
-        to: where the group is to go.
-        positions: where it stands, of partitions that exist.
-        found: for the latest offset and for a time: the offset that was found for each partition.
-        keep_done: whether what is done above the committed offset stays done.
+        to: the target of the reset.
+        positions: the present positions, of partitions that exist.
+        found: the offset of each partition, if the target is the latest offset or a time.
+        keep_done: whether offsets done above the committed offset stay done.
 
     Raises:
-        ConfigurationError: offsets lie outside of their logs; all are named, with the ranges.
+        ConfigurationError: offsets lie outside of their logs; it names all of them with the ranges.
     """
     offsets = [(before, _target_offset(to, before, found)) for before in positions]
     wanted = [(before, offset) for before, offset in offsets if offset is not None]
@@ -57,7 +57,7 @@ def reset(
     ]
     if outside:
         raise ConfigurationError(
-            f"nothing was changed: {'; '.join(outside)}; choose offsets in there, or leave these partitions out"
+            f"nothing was changed: {'; '.join(outside)}; choose offsets in this range, or leave these partitions out"
         )
     return [change(group, before, offset, before.done if keep_done else ()) for before, offset in wanted]
 
@@ -71,18 +71,18 @@ def _target_offset(to: Target, position: Position, found: Mapping[Part, int]) ->
         case To.OFFSET:
             return to.number
         case To.SHIFT:
-            # Without a committed offset there is nothing to count from.
+            # A shift needs a committed offset.
             return None if position.committed is None else position.committed + to.number
 
 
 def skip(group: str, before: Position, offset: int) -> Change:
-    """Return the change that has a group pass over one message, and changes nothing else.
+    """Return the change that skips one message and changes nothing else.
 
-    `PenstockError` where the group does not stand before it, or a commit has no room for it.
+    `PenstockError` if the message is done already, the group has no offset, or the metadata has no room for it.
     """
     place, log, committed = f"{before.place}@{offset}", before.log, before.committed
     if committed is None:
-        raise PenstockError(f"{place} cannot be passed over: the group has no offset there; reset it first")
+        raise PenstockError(f"{place} cannot be skipped: the group has no offset in this partition; reset it first")
     if offset not in log:
         raise ConfigurationError(f"there is no {place}: the log begins at {log.start} and ends at {log.stop}")
     if before.is_done(offset):
@@ -90,26 +90,26 @@ def skip(group: str, before: Position, offset: int) -> Change:
     changed = change(group, before, max(committed, log.start), (*before.done, range(offset, offset + 1)))
     if changed.cut:
         raise PenstockError(
-            f"{place} was not passed over: so much is done above the commit point that a commit has no room for one "
-            "more; let the app go on, and give the message up once it holds its partition"
+            f"{place} was not skipped: the commit's metadata is full of offsets done above the commit point; let the "
+            "app go on, and give the message up when it holds its partition"
         )
     return changed
 
 
 def change(group: str, before: Position, offset: int, done: Iterable[range] = ()) -> Change:
-    """Return the change of a partition that has a group begin at an offset of its log, with `done` above it."""
+    """Return the change of a partition to an offset of its log, with `done` above the offset."""
     log = before.log
-    # A map may tell of a topic that was made again since, and has become shorter.
+    # The map may be of a topic that was recreated and is now shorter.
     runs = joined(clipped(done, log.start, log.stop))
     for run in runs:
-        # A committed offset is not done by definition; where this one is, all up to the end of its range is.
+        # A committed offset is never done: if this one is, the commit moves to the end of its range.
         offset = run.stop if offset in run else offset
     keep = clipped(runs, offset, log.stop)
     owner = owner_of(group, *before.part)
     metadata = encode(offset, keep, owner=owner)
     found = decode(offset, metadata, owner)
     kept = found.done if found else ()
-    # Without a committed offset nothing counts as done.
+    # Without a committed offset nothing was done.
     was_done = _done_in_log(log, log.start if before.committed is None else before.committed, before.done)
     is_done = _done_in_log(log, offset, kept)
     either = total(joined((*was_done, *is_done)))
@@ -125,15 +125,15 @@ def change(group: str, before: Position, offset: int, done: Iterable[range] = ()
 
 
 def _done_in_log(log: range, committed: int, done: Sequence[range]) -> tuple[range, ...]:
-    """Return all of a log that counts as done at a committed offset."""
+    """Return the ranges of a log that are done: below the committed offset and in `done`."""
     return clipped((range(log.start, max(log.start, committed)), *done), log.start, log.stop)
 
 
 def refuse_coordinators(group: str, topics: Iterable[str]) -> None:
-    """Raise `ConfigurationError` where a group is that of coordinators: its offsets are their checkpoints."""
+    """Raise `ConfigurationError` if it is a group of coordinators: its offsets are their checkpoints."""
     prefix, dot, name = group.rpartition(".")
     if dot and name == "coordinator" and {f"{prefix}.half", f"{prefix}.op"} & set(topics):
         raise ConfigurationError(
             f"nothing was changed: the offsets of group {group} are checkpoints of transactions, which would be lost "
-            "or published twice; look at them, and decide them, with `penstock tx`"
+            "or published twice; list and decide them with `penstock tx`"
         )

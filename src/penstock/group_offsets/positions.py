@@ -1,7 +1,4 @@
-"""Where a group stands in each partition, and which offsets lie before it: what all commands for offsets start from.
-
-Pure: what the brokers said comes in as values.
-"""
+"""The position of a group in a partition: committed offset, log and lag. Pure: the brokers' answers are arguments."""
 
 from __future__ import annotations
 
@@ -17,16 +14,16 @@ Part = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A member of a group, as its coordinator tells."""
+    """A member of a group, by the group's coordinator."""
 
     client_id: str
     host: str
-    #: `group.instance.id`, where it has one.
+    #: `group.instance.id`, or None.
     instance: str | None
     partitions: frozenset[Part]
 
     def __str__(self) -> str:
-        """Return it as it stands in a sentence; without what a terminal might obey, for these names are free."""
+        """Return its name for a sentence. Names may be forged, so control characters are replaced."""
         named = f"{self.client_id} ({self.instance})" if self.instance else self.client_id
         text = f"{named} on {self.host.lstrip('/')}"
         return "".join(char if char.isprintable() else "?" for char in text)
@@ -34,17 +31,17 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where a group stands in one partition. Numbers of offsets count markers and compacted records along."""
+    """The position of a group in one partition. Counts of offsets include markers and compacted records."""
 
     topic: str
     partition: int
-    #: The next offset to handle, as committed; None where nothing is committed.
+    #: The committed offset, the next one to handle; None without a commit.
     committed: int | None
-    #: The first offset of the log and the one after its last.
+    #: The first and the end offset of the log.
     log: range
-    #: What is done above the committed offset: ranges that rise and lie apart.
+    #: The offsets done above the committed one: disjoint, ascending ranges.
     done: tuple[range, ...] = ()
-    #: Whether there is metadata that is no offset map of this group and partition for this offset.
+    #: Whether the commit has metadata that is no offset map of this group, partition and offset.
     is_foreign: bool = False
 
     @property
@@ -59,38 +56,38 @@ class Position:
 
     @property
     def is_past_the_end(self) -> bool:
-        """Whether the committed offset lies past the end of the log, as where the topic was made again."""
+        """Whether the committed offset lies past the end of the log, for example of a recreated topic."""
         return self.committed is not None and self.committed > self.log.stop
 
     @property
     def is_before_the_start(self) -> bool:
-        """Whether messages from the committed offset on are no longer in the log."""
+        """Whether the committed offset lies before the start of the log: messages were deleted."""
         return self.committed is not None and self.committed < self.log.start
 
     @property
     def lag(self) -> int | None:
-        """Offsets of the log from the committed one on; None where that is not known."""
+        """The number of offsets from the committed one to the end of the log; None if it is unknown."""
         if self.committed is None or self.is_past_the_end:
             return None
         return self.log.stop - max(self.committed, self.log.start)
 
     @property
     def done_above(self) -> int:
-        """How many offsets of the log are done above the committed one."""
+        """The number of offsets done above the committed one."""
         return total(clipped(self.done, self.log.start, self.log.stop))
 
     @property
     def left(self) -> int | None:
-        """Offsets that are not done; None where the lag is not known."""
+        """The number of offsets that are not done; None if the lag is unknown."""
         return None if self.lag is None else self.lag - self.done_above
 
     def is_done(self, offset: int) -> bool:
-        """Tell whether an offset counts as done."""
+        """Return whether an offset is done."""
         return self.committed is not None and (offset < self.committed or any(offset in run for run in self.done))
 
 
 def position(group: str, part: Part, committed: tuple[int, str | None] | None, log: range) -> Position:
-    """Return a group's position by its commit: offset and metadata, or None without one."""
+    """Return a group's position; `committed` is its commit, offset and metadata, or None."""
     if committed is None:
         return Position(*part, None, log)
     offset, metadata = committed
@@ -99,11 +96,11 @@ def position(group: str, part: Part, committed: tuple[int, str | None] | None, l
 
 
 def clipped(runs: Iterable[range], start: int, stop: int) -> tuple[range, ...]:
-    """Return what of these ranges lies from `start` to before `stop`."""
+    """Return the parts of ranges from `start` to before `stop`."""
     inside = (range(max(run.start, start), min(run.stop, stop)) for run in runs)
     return tuple(run for run in inside if run)
 
 
 def total(runs: Iterable[range]) -> int:
-    """Return how many offsets the ranges hold."""
+    """Return the number of offsets in ranges."""
     return sum(map(len, runs))

@@ -1,4 +1,4 @@
-"""What an operator writes to say where a group is to go, and in which partitions. Pure."""
+"""The parser of the options `--to` and `--topic`: the target of a reset, and its partitions. Pure."""
 
 from __future__ import annotations
 
@@ -12,36 +12,36 @@ from penstock.errors import ConfigurationError
 from penstock.group_offsets.positions import Part
 
 _MAX_OFFSET = (1 << 63) - 1
-#: An offset; with a sign one from the committed offset on; with its unit a time.
+#: An offset, a shift of the committed offset (with a sign), or a time (with a unit).
 _NUMBER = re.compile(r"([+-]?)(\d{1,19})(ms)?", re.ASCII)
 _NUMBERS = re.compile(r"(\d{1,6})(?:-(\d{1,6}))?", re.ASCII)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class To(Enum):
-    """What a group can be sent to."""
+    """The kinds of targets."""
 
-    #: The ends of a log.
+    #: The start and the end of the log.
     EARLIEST = auto()
     LATEST = auto()
-    #: The first message that is so late, by its timestamp in milliseconds since 1970; the end where none is.
+    #: The first message with this timestamp or a later one, in milliseconds since 1970; the end without one.
     TIME = auto()
     #: This offset.
     OFFSET = auto()
-    #: So many offsets on from the committed one, or back.
+    #: This number of offsets after the committed one; negative: before it.
     SHIFT = auto()
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a group is to go; what the number is depends on what it is sent to."""
+    """The target of a reset; the meaning of the number depends on the kind."""
 
     to: To
     number: int = 0
 
 
 def target(text: str) -> Target:
-    """Return where `--to` wants a group; `ConfigurationError` where it is none of what can be written there."""
+    """Parse `--to`; `ConfigurationError` if it is invalid."""
     if text in {"earliest", "latest"}:
         return Target(To[text.upper()])
     if found := _NUMBER.fullmatch(text):
@@ -52,29 +52,29 @@ def target(text: str) -> Target:
         moment = datetime.fromisoformat(text)
     except ValueError:
         raise ConfigurationError(
-            f"--to {text!r} is no place in a log; write earliest, latest, an offset as 4711, offsets back or on as "
-            "-100 or +100, a time as 2026-01-31T08:00:00+01:00, or milliseconds since 1970 as 1769842800000ms"
+            f"--to {text!r} is no position; write earliest, latest, an offset (4711), a shift (-100 or +100), a time "
+            "(2026-01-31T08:00:00+01:00) or milliseconds since 1970 (1769842800000ms)"
         ) from None
     if moment.tzinfo is None:
         raise ConfigurationError(
-            f"--to {text} is another moment in each time zone; write which is meant, as {moment.isoformat()}Z for UTC "
-            f"or {moment.isoformat()}+01:00"
+            f"--to {text} has no time zone; write {moment.isoformat()}Z for UTC, or for example "
+            f"{moment.isoformat()}+01:00"
         )
     if moment < _EPOCH:
-        raise ConfigurationError(f"--to {text} lies before 1970, where no message can be; write earliest")
+        raise ConfigurationError(f"--to {text} is before 1970, so before all messages; write earliest")
     return Target(To.TIME, (moment - _EPOCH) // timedelta(milliseconds=1))
 
 
 @dataclass(frozen=True, slots=True)
 class TopicChoice:
-    """A topic, and which of its partitions; all when None."""
+    """A topic and some of its partitions; None: all."""
 
     topic: str
     partitions: frozenset[int] | None
 
 
 def topic_choice(text: str) -> TopicChoice:
-    """Return what `--topic` chooses: `orders`, or `orders:0,4-7`; `ConfigurationError` where that is nothing."""
+    """Parse `--topic`: `orders`, or `orders:0,4-7`; `ConfigurationError` if it is invalid."""
     topic, colon, numbers = text.partition(":")
     items = [_NUMBERS.fullmatch(item) for item in numbers.split(",")] if colon else []
     runs = [range(int(item[1]), int(item[2] or item[1]) + 1) if item else range(0) for item in items]
@@ -86,9 +86,9 @@ def topic_choice(text: str) -> TopicChoice:
 
 
 def chosen(choices: Iterable[TopicChoice], counts: Mapping[str, int]) -> list[Part]:
-    """Return the partitions that are chosen, in their order, given how many each topic has.
+    """Return the chosen partitions, sorted; `counts` has the number of partitions of each topic.
 
-    `ConfigurationError` where a topic has no such partition.
+    `ConfigurationError` if a topic has no such partition.
     """
     parts: set[Part] = set()
     for choice in choices:

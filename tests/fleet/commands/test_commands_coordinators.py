@@ -7,8 +7,8 @@ from unittest.mock import Mock
 import pytest
 
 from penstock.errors import DecisionNotStoredError, TransactionRefusedError
-from penstock.fleet.commands.carrying_out import carry_out
 from penstock.fleet.commands.command import Command
+from penstock.fleet.commands.execution import execute
 from penstock.fleet_member import Member, Outcome, StoreOperator
 
 SETTLE = Command("settle", "shop.coordinator", None, {"transaction_id": "t1", "decision": "commit"}, "somebody")
@@ -24,7 +24,7 @@ RESUME = Command("resume-transaction", "shop.coordinator", None, {"transaction_i
     ],
 )
 def test_what_a_store_raises_is_the_outcome_and_its_text_is_not_shown(raised: Exception, outcome: Outcome) -> None:
-    told = carry_out(SETTLE, StoreOperator(Mock(side_effect=raised), Mock()))
+    told = execute(SETTLE, StoreOperator(Mock(side_effect=raised), Mock()))
 
     assert told.outcome is outcome
     assert "secret" not in told.said
@@ -34,9 +34,9 @@ def test_a_member_settles_nothing_and_a_coordinator_does_nothing_to_handlers() -
     calls = Mock()
     member, operator = Member(calls, calls, calls, calls), StoreOperator(calls, calls)
 
-    of_member = [carry_out(one, member) for one in (SETTLE, RESUME)]
+    of_member = [execute(one, member) for one in (SETTLE, RESUME)]
     asked = [Command(name, "shop", None, {"topic": "t"}) for name in ("pause", "resume", "stacks")]
-    of_store = [carry_out(one, operator) for one in asked]
+    of_store = [execute(one, operator) for one in asked]
 
     assert {one.outcome for one in (*of_member, *of_store)} == {Outcome.REFUSED}
     assert "for a coordinator that hears commands" in of_member[0].said

@@ -155,7 +155,7 @@ def test_what_is_no_command_for_a_member_costs_nothing_and_the_next_one_is_done(
     every = [record for record in audit_records(servers, {}, signed.audit_topic, 100) if record is not None]
     answers = [(record.name, record.outcome) for record in every]
     assert answers == [("pause", Outcome.REFUSED), ("pause", Outcome.DONE), ("resume", Outcome.DONE)]
-    assert "it is a copy, or the clock of who asked is wrong" in every[0].said
+    assert "the command is a copy, or the sender's clock is wrong" in every[0].said
     assert told.outcome is Outcome.DONE
     # Garbage, forged, and what was heard before.
     assert listener.passed_over == 7
@@ -173,5 +173,5 @@ def test_a_command_that_is_heard_too_late_or_has_no_time_of_the_brokers_is_refus
         said.append(answer.said)
         assert (answer.outcome, paused) == (Outcome.REFUSED, [])
 
-    assert "s after the broker had it, by this machine's clock, and holds for 60 s" in said[0]
+    assert "s after the broker had it, by this machine's clock, and is valid for 60 s" in said[0]
     assert "message.timestamp.type=LogAppendTime" in said[1]

@@ -130,7 +130,7 @@ def test_a_forged_report_is_read_or_refused_and_can_be_shown(forged: dict[str, A
     states = GroupStates()
     value = json.dumps(json.loads(VALID) | forged).encode()
 
-    states.take(SENDER.key, value, 100.0, 100.0)
+    states.add(SENDER.key, value, 100.0, 100.0)
 
     shown = [line for group in states.groups(100.0) for line in printed(group)]
     assert len(shown) > 0 or states.ignored.total() == 1
@@ -187,24 +187,24 @@ def test_a_member_is_silent_by_the_brokers_clock_and_its_own_interval_and_not_wh
     def silent(at: float) -> list[bool]:
         return [member.is_silent for group in states.groups(at) for member in group.members]
 
-    states.take(*report_of_member("one"), 1_000.0, 50.0)
-    states.take(*report_of_member("two"), 1_005.0, 50.1)
-    states.caught_up(50.1)
+    states.add(*report_of_member("one"), 1_000.0, 50.0)
+    states.add(*report_of_member("two"), 1_005.0, 50.1)
+    states.note_caught_up(50.1)
     assert (silent(50.1), states.is_settled(50.1)) == ([False, False], False)
 
-    states.take(*report_of_member("two"), 1_007.5, 52.6)
+    states.add(*report_of_member("two"), 1_007.5, 52.6)
     assert (silent(52.6), states.is_settled(52.6)) == ([True, False], True)
     assert states.groups(52.6)[0].members[0].age_s == pytest.approx(7.5)
 
     assert silent(900.0) == [True, False]
-    states.heard(900.0)
+    states.note_answer(900.0)
     assert silent(900.0) == [True, True]
     # After a day it is forgotten, and at once where it takes itself out.
-    states.heard(50.0 + 25 * 3600)
+    states.note_answer(50.0 + 25 * 3600)
     assert states.groups(50.0 + 25 * 3600) == []
     key, value = report_of_member("one")
-    states.take(key, value, 200_000.0, 200_000.0)
-    states.take(key, None, 200_001.0, 200_001.0)
+    states.add(key, value, 200_000.0, 200_000.0)
+    states.add(key, None, 200_001.0, 200_001.0)
     assert states.groups(200_001.0) == []
 
 
@@ -212,11 +212,11 @@ def test_a_silent_member_is_missed_until_the_living_have_all_that_it_had() -> No
     states = GroupStates()
     lake = {"sinks": [{"name": "lake", "state": "running"}]}
     for key, value in (report_of_member("dead", 1, 2, **lake), report_of_member("idle")):
-        states.take(key, value, 1_000.0, 50.0)
+        states.add(key, value, 1_000.0, 50.0)
 
     def missed(at: float, *living: tuple[bytes, bytes]) -> list[str]:
         for key, value in living:
-            states.take(key, value, 950.0 + at, at)
+            states.add(key, value, 950.0 + at, at)
         return [member.report.member for member in states.groups(at)[0].members if member.is_missed]
 
     assert missed(50.0) == []
@@ -230,10 +230,10 @@ def test_a_flood_of_members_stays_bounded(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr("penstock.fleet.reports.group_state._MOST_MEMBERS", 10)
     states = GroupStates()
     for number in range(25):
-        states.take(*report_of_member(f"m{number}"), 1.0, 1.0)
+        states.add(*report_of_member(f"m{number}"), 1.0, 1.0)
 
     assert (len(states.groups(1.0)[0].members), states.ignored["too many"]) == (10, 15)
-    states.take(*report_of_member("m0", sequence=2), 2.0, 2.0)
+    states.add(*report_of_member("m0", sequence=2), 2.0, 2.0)
     assert states.groups(2.0)[0].members[0].report.sequence == 2
 
 

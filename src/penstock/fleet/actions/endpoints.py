@@ -1,8 +1,8 @@
-"""The endpoint of actions: `POST /api/actions/{name}` carries one out.
+"""The endpoint of actions: `POST /api/actions/{name}` performs one.
 
-A request comes from a page of this address, as JSON, with the token; everything else is refused before it is read. An
-answer is one sentence of what was done, to what. An action that takes longer than its answer may is not interrupted:
-its thread goes on, and the audit has what came of it.
+A request must come from a page of this address, be JSON and have the token, or it is refused before its body is read.
+The answer is one sentence. An action that exceeds the answer timeout is not interrupted: its thread goes on, and its
+outcome is in the audit.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from penstock.errors import MessageFormatError, PenstockError
-from penstock.fleet.actions.performing import Surroundings, perform, plan
+from penstock.fleet.actions.dispatch import ActionContext, perform, plan
 from penstock.fleet.actions.tokens import TokenGuard
 from penstock.fleet.commands.audit import Answer, AuditRecord, AuditWriter, Kind
 from penstock.fleet.commands.command import ACTIONS, Command, command_of
 from penstock.fleet.server import DisposableThreads, RefusedError, TooManyError, Visitors, json_answer, route
-from penstock.fleet.wire import FLAG, loaded_object, one_line, taken
+from penstock.fleet.wire import FLAG, one_line, parse_object, read_fields
 from penstock.fleet_member import Outcome
 
 if TYPE_CHECKING:
@@ -30,40 +30,40 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-#: Bytes of a request's body, and seconds in which it must come.
+#: The size limit of a request's body in bytes, and its timeout in seconds.
 _MOST_BODY = 16 << 10
 _BODY_TIMEOUT_S = 10.0
-#: Seconds that an answer may take, and actions at work.
+#: The answer timeout in seconds, and the limit of actions at a time.
 ANSWER_S = 45.0
 MOST_RUNNING = 8
-#: Seconds between two records of the audit that tell of wrong tokens.
-_LOG_AGAIN_S = 60.0
+#: Seconds between two audit records about wrong tokens.
+_LOG_INTERVAL_S = 60.0
 
 
-def routes(around: Surroundings, token: str | None, visitors: Visitors | None = None) -> list[BaseRoute]:
+def routes(context: ActionContext, token: str | None, visitors: Visitors | None = None) -> list[BaseRoute]:
     """Return the routes of actions, for a Starlette application.
 
     Args:
-        around: what they work with.
-        token: what a request must show; None: there are no actions.
-        visitors: whose requests are answered; those of this machine alone when left out.
+        context: the cluster of the actions.
+        token: the token that requests must have; None: there are no actions.
+        visitors: the rules for requests; left out, only requests to this machine's loopback address are answered.
     """
     visitors = visitors or Visitors(is_loopback=True)
-    return [route("/api/actions/{name}", _Actions(around, token, visitors).act, visitors, "POST")]
+    return [route("/api/actions/{name}", _Actions(context, token, visitors).act, visitors, "POST")]
 
 
 class _Actions:
     """Answers requests on the thread of the event loop."""
 
-    def __init__(self, around: Surroundings, token: str | None, visitors: Visitors) -> None:
-        self._around = around
+    def __init__(self, context: ActionContext, token: str | None, visitors: Visitors) -> None:
+        self._context = context
         self._visitors = visitors
         self._guard = None if token is None else TokenGuard(token)
         self._threads = DisposableThreads("penstock-action", "actions", MOST_RUNNING, ANSWER_S)
-        self._told_at = -_LOG_AGAIN_S
+        self._audited_at = -_LOG_INTERVAL_S
 
     async def act(self, request: Request) -> Response:
-        """Carry out an action, or say what it would do."""
+        """Perform an action, or return what it would do."""
         name = request.path_params["name"]
         if name not in ACTIONS:
             raise RefusedError(404, f"there is no such action; there are {', '.join(ACTIONS)}")
@@ -73,16 +73,16 @@ class _Actions:
         await self._require_token(request, client, name)
         body = await _body(request)
         try:
-            given = loaded_object(body, _MOST_BODY)
-            is_dry = taken(given, {"dry_run": FLAG.or_none}).get("dry_run", False)
-            given.pop("dry_run", None)
-            command = command_of(name, given, f"{client} by the dashboard", int(time.time() * 1000))
+            arguments = parse_object(body, _MOST_BODY)
+            is_dry = read_fields(arguments, {"dry_run": FLAG.or_none}).get("dry_run", False)
+            arguments.pop("dry_run", None)
+            command = command_of(name, arguments, f"{client} by the dashboard", int(time.time() * 1000))
         except MessageFormatError as error:
             raise RefusedError(422, f"{name}: {error}") from error
         try:
-            answer = await self._threads.run(partial(plan if is_dry else perform, command, self._around))
+            answer = await self._threads.run(partial(plan if is_dry else perform, command, self._context))
         except TimeoutError:
-            said = f"{name} did not end within {ANSWER_S:g} s and goes on; the audit has what came of it"
+            said = f"{name} did not end within {ANSWER_S:g} s and goes on; see its outcome in the audit"
             answer = Answer(Outcome.FAILED, said)
         head = {} if is_dry else {"id": command.id}
         details = {} if answer.details is None else {"details": answer.details}
@@ -94,33 +94,34 @@ class _Actions:
             raise RefusedError(
                 403, "actions are off; start the dashboard with PENSTOCK_DASHBOARD_TOKEN or --token-file to have them"
             )
-        scheme, _, given = request.headers.get("authorization", "").partition(" ")
-        delay_s = self._guard.judge(client, given.strip() if scheme.lower() == "bearer" else "")
+        scheme, _, credentials = request.headers.get("authorization", "").partition(" ")
+        delay_s = self._guard.judge(client, credentials.strip() if scheme.lower() == "bearer" else "")
         if delay_s is None:
             raise RefusedError(429, "too many wrong tokens from here; try again later")
         if delay_s == 0:
             return
         now = time.monotonic()
-        if now - self._told_at >= _LOG_AGAIN_S:
-            self._told_at = now
-            said = f"a wrong token from {client}; {self._guard.wrong} so far from anywhere"
+        if now - self._audited_at >= _LOG_INTERVAL_S:
+            self._audited_at = now
+            said = f"a wrong token from {client}; {self._guard.wrong} in total from all addresses"
             _log.warning("%s", said)
-            with suppress(TooManyError):  # nobody waits for the audit
-                self._threads.start(partial(self._tell, Command(name, "", by=client), said))
+            with suppress(TooManyError):  # the answer does not wait for the audit
+                self._threads.start(partial(self._audit_refusal, Command(name, "", by=client), said))
         try:
             await asyncio.sleep(delay_s)
         finally:
             self._guard.answered(client)
         raise RefusedError(401, "the token is wrong: send Authorization: Bearer TOKEN")
 
-    def _tell(self, command: Command, said: str) -> None:
-        """Write into the audit that something was refused before it was an action."""
-        around = self._around
+    def _audit_refusal(self, command: Command, said: str) -> None:
+        """Write to the audit that a request with a wrong token was refused."""
+        context = self._context
         try:
-            writer = AuditWriter(around.bootstrap_servers, around.config, around.commands.with_token())
-            writer.tell(AuditRecord.of(Kind.OUTCOME, command, command.by, Answer(Outcome.REFUSED, said)))
+            writer = AuditWriter(context.bootstrap_servers, context.config, context.commands.with_token())
+            record = AuditRecord.of(Kind.OUTCOME, command, command.by, Answer(Outcome.REFUSED, said))
+            writer.append(record, command.key)
         except PenstockError as error:
-            _log.warning("nothing was written into the audit: %s; it would be: %s", one_line(str(error)), said)
+            _log.warning("the audit lacks a record: %s; it would be: %s", one_line(str(error)), said)
 
 
 async def _body(request: Request) -> bytes:
@@ -132,5 +133,5 @@ async def _body(request: Request) -> bytes:
                 if len(parts) > _MOST_BODY:
                     raise RefusedError(413, f"the body of an action has {_MOST_BODY} bytes at most")
     except TimeoutError:
-        raise RefusedError(408, f"the body did not come within {_BODY_TIMEOUT_S:g} s") from None
+        raise RefusedError(408, f"the body did not arrive within {_BODY_TIMEOUT_S:g} s") from None
     return bytes(parts)

@@ -1,8 +1,7 @@
-"""The token that actions need: where it stands, how it is compared, and how wrong ones are slowed.
+"""The token of actions: its source, its comparison, and the delay of answers to wrong tokens.
 
-The comparison takes the same time whatever is wrong. A wrong token is answered after a delay that grows with each
-failure of its client, and while so many of them wait, further ones of that client are turned away unread: nobody who
-guesses can keep others out.
+The comparison takes constant time. The answer to a wrong token is delayed, longer with each failure of its client. A
+client with several delayed answers gets no further comparison. Other clients do not wait for a client that guesses.
 """
 
 from __future__ import annotations
@@ -17,27 +16,25 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.errors import ConfigurationError
+from penstock.fleet_member import LEAST_TOKEN
 
 #: Holds the token of the dashboard.
 TOKEN_VARIABLE = "PENSTOCK_DASHBOARD_TOKEN"  # noqa: S105 - the name of a variable
-#: Characters of a token at least.
-LEAST_TOKEN = 16
-
-#: Seconds that the first wrong token waits for its answer, and any of them at most.
+#: The delay of the first wrong token's answer, and the largest delay, in seconds.
 _FIRST_DELAY_S = 1.0
 _MAX_DELAY_S = 30.0
-#: Wrong tokens of one client that may wait.
+#: The number of delayed answers of one client.
 _MOST_WAITING = 4
-#: Seconds without a wrong token after which a client is as one that never sent one; clients that are remembered.
+#: Seconds without a wrong token after which the failures of a client are forgotten; the number of clients remembered.
 _FORGOTTEN_S = 300.0
 _REMEMBERED = 10_000
 
 
 def dashboard_token(file: Path | None = None) -> str | None:
-    """Return the token that a file holds, or else the environment; None where neither does: no actions then.
+    """Return the token in a file, or without a file the one in the environment; None if there is none.
 
-    `ConfigurationError` where the file cannot be read or the token is too short. Never take it from a command line,
-    which others on the machine can read.
+    `ConfigurationError` if the file cannot be read or the token is too short. Never take a token from the command line:
+    other users of the machine can read it.
     """
     if file is None:
         token, place = os.environ.get(TOKEN_VARIABLE, ""), TOKEN_VARIABLE
@@ -66,25 +63,25 @@ class _Client:
 
 
 class TokenGuard:
-    """Compares tokens. For one thread, that of the event loop.
+    """Compares tokens, and decides on the delay of answers. For the thread of the event loop.
 
     Args:
-        token: the right one.
-        clock: seconds that only rise.
+        token: the right token.
+        clock: a monotonic clock, in seconds.
     """
 
     def __init__(self, token: str, clock: Callable[[], float] = time.monotonic) -> None:
-        # Of equal length whatever is given: the comparison would tell the length of the token.
+        # Digests have equal length, so the time of the comparison does not show the length of the token.
         self._digest = _digest(token)
         self._clock = clock
         self._clients: OrderedDict[str, _Client] = OrderedDict()
-        #: Wrong tokens so far.
+        #: The number of wrong tokens.
         self.wrong = 0
 
-    def judge(self, client: str, given: str) -> float | None:
-        """Return 0 for the right token, and for a wrong one the seconds that its answer waits: call `answered` then.
+    def judge(self, client: str, token: str) -> float | None:
+        """Return 0 for the right token, else the delay of the answer in seconds. After the delay call `answered`.
 
-        None: it was not looked at, for too many wrong ones of this client wait for their answer.
+        None if the token was not compared: too many answers to this client are delayed.
         """
         now = self._clock()
         known = self._clients.get(client)
@@ -93,7 +90,7 @@ class TokenGuard:
             known = None
         if known is not None and known.waiting >= _MOST_WAITING:
             return None
-        if hmac.compare_digest(_digest(given), self._digest):
+        if hmac.compare_digest(_digest(token), self._digest):
             return 0.0
         known = known or _Client()
         known.failures += 1
@@ -107,7 +104,7 @@ class TokenGuard:
         return min(_MAX_DELAY_S, _FIRST_DELAY_S * 2.0 ** min(known.failures - 1, 10))
 
     def answered(self, client: str) -> None:
-        """Note that a wrong token has its answer."""
+        """Note that a delayed answer was sent."""
         if (known := self._clients.get(client)) is not None:
             known.waiting = max(0, known.waiting - 1)
 

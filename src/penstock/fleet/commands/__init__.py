@@ -1,1 +1,1 @@
-"""What members are asked to do while they run, through a topic, and the audit of it."""
+"""Commands to running members through a topic, and the audit of all actions."""

@@ -1,7 +1,7 @@
-"""The audit: who asked for what, from where, and what came of it. Its records, bounded, who writes and who reads them.
+"""The audit log of actions: its records, bounded in size, their writer and their reader.
 
-Three records tell of an action, under one id: `asked`, before anything is done; an `answer` of each member that was to
-do something; and the `outcome`. All texts may be anybody's: they are escaped where they are shown.
+An action has records under one id: `asked`, before anything is done; an `answer` of each member that received it; and
+the `outcome`. All texts may be forged: they are escaped when they are shown.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from penstock.errors import MessageFormatError
 from penstock.fleet.commands.command import MOST_BYTES as MOST_COMMAND_BYTES
 from penstock.fleet.commands.command import Command
 from penstock.fleet.topics import RecordWriter, TopicFollower, make_topics, stamped_topic
-from penstock.fleet.wire import FLAT, ID, NUMBER, TEXT, fields_of, record, text, value_of, written
+from penstock.fleet.wire import FLAT, ID, NUMBER, TEXT, decode_record, encode_record, fields_of, text, value_of
 from penstock.fleet_member import CommandSettings, Outcome
 from penstock.options import ClientConfig
 
 if TYPE_CHECKING:
     from confluent_kafka import Message
 
-#: A record is no larger than this, of which the details may take so many characters.
+#: The size limit of a record in bytes, and of its details in characters.
 MOST_BYTES = 256 << 10
 MOST_DETAILS = 48_000
 _HOUR_MS = 3600 * 1000
 
 
 class Kind(Enum):
-    """What a record tells of an action."""
+    """The step of an action that a record is about."""
 
     ASKED = "asked"
     ANSWER = "answer"
@@ -42,7 +42,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came of an action, in one sentence, with more text, as the stacks of a member."""
+    """The result of an action: one sentence, and further text such as the stacks of a member."""
 
     outcome: Outcome
     said: str
@@ -54,16 +54,16 @@ class AuditRecord:
     """One record.
 
     Attributes:
-        kind: what it tells.
-        id: of the action.
-        name: of the action.
-        parameters: what it was asked with.
-        by: who asked, in words; of an answer the member.
+        kind: the step of the action.
+        id: id of the action.
+        name: name of the action.
+        parameters: the group, the member and the parameters of the action.
+        by: the caller, in words; for an answer the member.
         host: the machine that writes the record.
-        at_ms: when, by the clock of that machine, in milliseconds since the epoch.
-        outcome: what came of it; None for `asked`.
-        said: one sentence.
-        details: more text, as the stacks of a member.
+        at_ms: the time by the clock of that machine, in milliseconds since the epoch.
+        outcome: the result; None for `asked`.
+        said: the result in one sentence.
+        details: further text, such as the stacks of a member.
     """
 
     kind: Annotated[Kind, value_of(Kind)]
@@ -79,63 +79,63 @@ class AuditRecord:
 
     @classmethod
     def of(cls, kind: Kind, command: Command, by: str, answer: Answer | None = None) -> AuditRecord:
-        """Return a record of a command, written here and now."""
-        came = () if answer is None else (answer.outcome, answer.said, answer.details)
-        about = (command.id, command.name, command.asked, by)
-        return cls(kind, *about, socket.gethostname(), int(time.time() * 1000), *came)
+        """Return a record about a command, by this host and with the present time."""
+        result = () if answer is None else (answer.outcome, answer.said, answer.details)
+        action = (command.id, command.name, command.all_parameters, by)
+        return cls(kind, *action, socket.gethostname(), int(time.time() * 1000), *result)
 
 
 _FIELDS = fields_of(AuditRecord)
 
 
 def encode_audit(record: AuditRecord) -> bytes:
-    """Return the value of a record; texts are cut to what is read."""
-    value = written(record, _FIELDS)
-    # A character may take six bytes.
-    return value if len(value) <= MOST_BYTES else written(replace(record, details=None), _FIELDS)
+    """Return the value of a record; texts are cut to the lengths that a reader accepts."""
+    value = encode_record(record, _FIELDS)
+    # One character can take six bytes.
+    return value if len(value) <= MOST_BYTES else encode_record(replace(record, details=None), _FIELDS)
 
 
 def decode_audit(value: bytes | None) -> AuditRecord:
-    """Return what a record holds; `MessageFormatError` where that is none of the audit."""
-    return AuditRecord(**record(value, MOST_BYTES, _FIELDS))
+    """Return the audit record in a value; `MessageFormatError` if it is not an audit record."""
+    return AuditRecord(**decode_record(value, MOST_BYTES, _FIELDS))
 
 
 def prepare_topics(bootstrap_servers: str, config: ClientConfig, settings: CommandSettings, *, read: bool) -> None:
-    """Make the topics that are absent; `MissingRightError` names the rights of who commands, or of who `read`s."""
+    """Create absent topics; `MissingRightError` names missing permissions: of a listener (`read`), else of a sender."""
     commands, audit = (Operation.READ, Operation.WRITE) if read else (Operation.WRITE, Operation.READ)
     needs = [(commands_spec(settings.topic), commands), (audit_spec(settings.audit_topic), audit)]
     make_topics(bootstrap_servers, config, needs)
 
 
 def commands_spec(name: str) -> TopicSpec:
-    """Return the topic of commands as it is created: they hold for a minute, so an hour is enough."""
+    """Return the specification of the topic of commands: a command is valid for a minute, so it keeps an hour."""
     bounds = {"max.message.bytes": str(4 * MOST_COMMAND_BYTES), "segment.ms": str(_HOUR_MS)}
     return stamped_topic(name, _HOUR_MS, bounds)
 
 
 def audit_spec(name: str) -> TopicSpec:
-    """Return the topic of the audit as it is created: kept for a year."""
+    """Return the specification of the topic of the audit: it keeps a year."""
     return stamped_topic(name, 365 * 24 * _HOUR_MS, {"max.message.bytes": str(2 * MOST_BYTES)})
 
 
 class AuditWriter(RecordWriter):
-    """Writes to the topic of the audit. For one thread; raises as `write`."""
+    """Writes to the topic of the audit. For one thread; raises the errors of `write`."""
 
     def __init__(self, bootstrap_servers: str, config: ClientConfig, settings: CommandSettings) -> None:
         super().__init__(bootstrap_servers, config, settings.token)
         self._topic = settings.audit_topic
 
-    def tell(self, record: AuditRecord, group: str = "") -> None:
-        """Write a record of the audit, by the group that the action is about."""
-        self.write(self._topic, encode_audit(record), group.encode(errors="replace"))
+    def append(self, record: AuditRecord, key: bytes) -> None:
+        """Write a record of the audit; `key` is that of the command."""
+        self.write(self._topic, encode_audit(record), key)
 
 
 def audit_records(
     bootstrap_servers: str, config: ClientConfig, topic: str, last: int, *, follow: bool = False
 ) -> Iterator[AuditRecord | None]:
-    """Yield the last records of the audit, and with `follow` what comes later; None for what is no record of it.
+    """Yield the last records of the audit, and with `follow` the later ones; None for anything else in the topic.
 
-    Raises as `TopicFollower`; `BrokerConnectionError` where nothing comes that is there.
+    Raises the errors of `TopicFollower`; `BrokerConnectionError` if existing records do not arrive.
     """
     follower = TopicFollower(bootstrap_servers, config, topic, back=last)
     try:

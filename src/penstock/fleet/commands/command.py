@@ -1,8 +1,8 @@
-"""The actions: the table of all of them, and one that somebody asks for, which members get as a record. Pure.
+"""The table of all actions, and a command: one requested action, as a record. Pure.
 
-Whoever may write the topic commands members, so what is in it may be anybody's: a reader takes what has the shape of a
-command, and refuses the rest. A command holds for a minute by the broker's clock, which stamps it, so that none is
-carried out that somebody gave when all was otherwise.
+Anyone with write permission on the topic can command members, and can write anything into it. So a reader accepts only
+records that have the shape of a command, and refuses the rest. A command is valid for a minute by the broker's clock,
+which stamps it. So no member executes a command that was given in another situation.
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ from penstock.fleet.wire import (
     TEXTS,
     Field,
     choice,
+    decode_record,
+    encode_record,
     fields_of,
-    record,
-    taken,
+    read_fields,
     text,
-    written,
 )
 from penstock.transactions.wire.ids import is_id
 
-#: A command is no larger than this.
+#: The size limit of a command.
 MOST_BYTES = 8 << 10
-#: How a transaction may be settled.
+#: The decisions on a transaction.
 DECISIONS = ("commit", "rollback", "discard")
 
 
-class Doer(Enum):
-    """Who carries an action out."""
+class Executor(Enum):
+    """The process that executes an action."""
 
-    #: Each member of a group that is meant.
+    #: Each member of the group, or the named one.
     MEMBERS = auto()
-    #: The member of a group that can: the others refuse.
+    #: The member that holds the message; the others refuse.
     HOLDER = auto()
-    #: The coordinator that group and member name, or, in Kafka, who asks: then the store's prefix is named.
+    #: The coordinator named by group and member. For a store in Kafka: the caller, and the command names the prefix.
     STORE = auto()
-    #: Who asks.
-    ASKER = auto()
+    #: The process of the caller.
+    CALLER = auto()
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +55,12 @@ class Action:
     """A row of the table.
 
     Attributes:
-        doer: who carries it out.
-        parameters: what it is asked with, beside the group and the member.
-        would: what would be done, by `{whom}`, with what `{place}` names.
+        executor: the process that executes it.
+        parameters: its parameters, without group and member.
+        would: the sentence of a dry run, with `{whom}` and `{place}`.
     """
 
-    doer: Doer
+    executor: Executor
     parameters: Mapping[str, Field]
     would: str = ""
 
@@ -74,45 +74,49 @@ _TRANSACTION = {
 }
 ACTIONS: Mapping[str, Action] = {
     "pause": Action(
-        Doer.MEMBERS,
+        Executor.MEMBERS,
         _PLACE,
         "{place} would be paused for {whom}: what was taken in is finished, and nothing more fetched until it is "
         "resumed, or the process starts again",
     ),
-    "resume": Action(Doer.MEMBERS, _PLACE, "{place} would go on for {whom}"),
-    "stacks": Action(Doer.MEMBERS, {}, "the stacks of all threads of {whom} would be shown, which names its functions"),
-    "give-up": Action(
-        Doer.HOLDER, _MESSAGE, "{place} would be given up by {whom}: it goes to its dead letters, and its key goes on"
+    "resume": Action(Executor.MEMBERS, _PLACE, "{place} would go on for {whom}"),
+    "stacks": Action(
+        Executor.MEMBERS, {}, "the stacks of all threads of {whom} would be shown, which names its functions"
     ),
-    "offsets": Action(Doer.ASKER, {"group": NAME, "to": NAME, "topics": TEXTS.or_none, "keep_done": FLAG.or_none}),
-    "replay": Action(Doer.ASKER, _MESSAGE),
+    "give-up": Action(
+        Executor.HOLDER,
+        _MESSAGE,
+        "{place} would be given up by {whom}: it goes to its dead letters, and its key goes on",
+    ),
+    "offsets": Action(Executor.CALLER, {"group": NAME, "to": NAME, "topics": TEXTS.or_none, "keep_done": FLAG.or_none}),
+    "replay": Action(Executor.CALLER, _MESSAGE),
     "settle": Action(
-        Doer.STORE,
+        Executor.STORE,
         {**_TRANSACTION, "decision": choice(*DECISIONS)},
         "{place} would be decided by {whom}, in its store",
     ),
     "resume-transaction": Action(
-        Doer.STORE, _TRANSACTION, "{place} would be brought back by {whom}, undecided; its group is asked again"
+        Executor.STORE, _TRANSACTION, "{place} would be brought back by {whom}, undecided; its group is asked again"
     ),
 }
-_HEARD = [name for name, action in ACTIONS.items() if action.doer is not Doer.ASKER]
+_SENT_TO_MEMBERS = [name for name, action in ACTIONS.items() if action.executor is not Executor.CALLER]
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """An action that somebody asks for.
+    """One requested action.
 
     Attributes:
         name: one of `ACTIONS`.
-        group: whose members do it; empty where none do.
-        member: the one that is meant, by the name under which it reports; all where it is None.
-        parameters: what the table says, without what is left out; of a transaction in Kafka `prefix`, too.
-        by: who asked, in words.
-        asked_ms: when, in milliseconds since the epoch, by the clock of who asked.
-        id: tells commands apart: a member carries each out once.
+        group: the group whose members execute it; empty if no member does.
+        member: the member that executes it, by its name in reports; None for all.
+        parameters: the parameters of the table, without those left out. For a transaction in Kafka also `prefix`.
+        by: the caller, in words.
+        asked_ms: the time of the request by the caller's clock, in milliseconds since the epoch.
+        id: the unique id; a member executes each id once.
     """
 
-    name: Annotated[str, choice(*_HEARD)]
+    name: Annotated[str, choice(*_SENT_TO_MEMBERS)]
     group: Annotated[str, NAME]
     member: Annotated[str | None, NAME.or_none] = None
     parameters: Annotated[Mapping[str, Any], FLAT] = field(default_factory=dict)
@@ -122,29 +126,25 @@ class Command:
 
     @property
     def is_for_members(self) -> bool:
-        """Whether members or coordinators do it, which are asked by the topic of commands."""
+        """Whether members or coordinators execute it; they receive it through the topic of commands."""
         return bool(self.group)
 
     @property
-    def subject(self) -> str:
-        """What it is about: the key of its records."""
-        parameters = self.parameters
-        return self.group or str(parameters.get("group") or parameters.get("prefix") or parameters.get("topic"))
-
-    @property
     def key(self) -> bytes:
-        """The key of its record."""
-        return self.subject.encode(errors="replace")
+        """The key of its records: the group, the store's prefix or the topic."""
+        parameters = self.parameters
+        subject = self.group or parameters.get("group") or parameters.get("prefix") or parameters.get("topic", "")
+        return str(subject).encode(errors="replace")
 
     @property
-    def asked(self) -> dict[str, Any]:
-        """What the audit says of it."""
-        whom = {"group": self.group or None, "member": self.member}
-        return {name: value for name, value in whom.items() if value is not None} | dict(self.parameters)
+    def all_parameters(self) -> dict[str, Any]:
+        """The group, the member and the parameters, as the audit has them."""
+        target = {"group": self.group or None, "member": self.member}
+        return {name: value for name, value in target.items() if value is not None} | dict(self.parameters)
 
     @property
     def place(self) -> str:
-        """What it is about, in words."""
+        """The transaction, the message, the partition or the topic, in words."""
         parameters = self.parameters
         if "transaction_id" in parameters:
             decision = f" ({parameters['decision']})" if "decision" in parameters else ""
@@ -154,39 +154,39 @@ class Command:
         return f"{place}@{parameters['offset']}" if "offset" in parameters else place
 
 
-_RECORD = fields_of(Command)
+_FIELDS = fields_of(Command)
 
 
-def command_of(name: str, given: Mapping[str, Any], by: str, asked_ms: int) -> Command:
-    """Return the action that somebody asks for by name, with a group, a member and parameters in one mapping.
+def command_of(name: str, arguments: Mapping[str, Any], by: str, asked_ms: int) -> Command:
+    """Return the command for an action; `arguments` has the group, the member and the parameters.
 
-    `MessageFormatError` says what is missing, wrong, or not a parameter: one that is misspelt must not count as left
-    out.
+    `MessageFormatError` names the first argument that is missing, wrong or unknown. A misspelt parameter is unknown, so
+    it is never treated as left out.
     """
     action = ACTIONS[name]
-    whom: dict[str, Field] = {}
-    if action.doer in {Doer.MEMBERS, Doer.HOLDER}:
-        whom = {"group": NAME, "member": NAME.or_none}
-    elif action.doer is Doer.STORE:
-        # One coordinator: a second that does it, too, would be refused.
-        whom = {"prefix": NAME} if given.get("group") is None else {"group": NAME, "member": NAME}
-    found = taken(given, whom | dict(action.parameters))
-    if unknown := sorted(str(name)[:100] for name in given if name not in whom and name not in action.parameters):
+    target: dict[str, Field] = {}
+    if action.executor in {Executor.MEMBERS, Executor.HOLDER}:
+        target = {"group": NAME, "member": NAME.or_none}
+    elif action.executor is Executor.STORE:
+        # Exactly one coordinator: a second one would only answer with a refusal.
+        target = {"prefix": NAME} if arguments.get("group") is None else {"group": NAME, "member": NAME}
+    found = read_fields(arguments, target | dict(action.parameters))
+    if unknown := sorted(str(name)[:100] for name in arguments if name not in target and name not in action.parameters):
         raise MessageFormatError(f"{unknown[0]!r} is no parameter of this action")
-    is_heard = action.doer is not Doer.ASKER
-    group = found.pop("group", "") if is_heard else ""
-    return Command(name, group, found.pop("member", None) if is_heard else None, found, by, asked_ms)
+    if action.executor is Executor.CALLER:
+        return Command(name, "", None, found, by, asked_ms)
+    return Command(name, found.pop("group", ""), found.pop("member", None), found, by, asked_ms)
 
 
 def encode_command(command: Command) -> bytes:
-    """Return the value of a record; `MessageFormatError` where it would not be read as this command."""
-    value = written(command, _RECORD)
+    """Return the value of the record; `MessageFormatError` if a reader would refuse it."""
+    value = encode_record(command, _FIELDS)
     decode_command(value)
     return value
 
 
 def decode_command(value: bytes | None) -> Command:
-    """Return the command that a record holds; `MessageFormatError` where it is none."""
-    found = record(value, MOST_BYTES, _RECORD)
-    parameters = taken(found.pop("parameters"), ACTIONS[found["name"]].parameters)
+    """Return the command in a record's value; `MessageFormatError` if it is not a command."""
+    found = decode_record(value, MOST_BYTES, _FIELDS)
+    parameters = read_fields(found.pop("parameters"), ACTIONS[found["name"]].parameters)
     return Command(**found, parameters=parameters)

@@ -1,7 +1,7 @@
-"""`CommandListener`: a thread in a member that carries out what is asked of it, and answers in the audit.
+"""`CommandListener`: a thread in a member that executes commands and answers in the audit.
 
-It joins no group and begins at the end of the topic, so a member that starts does nothing that was asked of its
-predecessor. After a failure it begins where it stood: what was asked meanwhile is done, if it still holds.
+It joins no group and starts at the end of the topic, so a new member executes no command that was sent to its
+predecessor. After a failure it goes on from its last position: commands sent meanwhile are executed if still valid.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from penstock.clients.ration import once_in, rationed
 from penstock.clients.reading import Place
 from penstock.errors import MessageFormatError, PenstockError
 from penstock.fleet.commands.audit import Answer, AuditRecord, AuditWriter, Kind, prepare_topics
-from penstock.fleet.commands.carrying_out import carry_out
 from penstock.fleet.commands.command import Command, decode_command
+from penstock.fleet.commands.execution import execute
 from penstock.fleet.topics import TopicFollower, TopicService, signed_value
 from penstock.fleet.wire import one_line
 from penstock.fleet_member import CommandSettings, Member, Outcome, StoreOperator
@@ -29,24 +29,24 @@ if TYPE_CHECKING:
 
 _log = rationed(__name__)
 
-#: Seconds for which a command holds, by the broker's clock and this machine's.
+#: Seconds for which a command is valid: the broker's timestamp compared with this machine's clock.
 HOLDS_S = 60.0
-#: Seconds that a signed command may lie between the clock of who asked and the broker's: a copy of it is older.
+#: The largest difference in seconds between the sender's time in a signed command and the broker's. A copy is older.
 MOST_SKEW_S = 300.0
-#: Seconds between two log lines about records that are no commands.
+#: Seconds between two log lines about records that are not commands.
 _LOG_INTERVAL_S = 60.0
 _POLL_S = 0.2
-#: Ids of commands that are remembered: more than come in the time in which one could be repeated.
+#: The number of command ids remembered: more than arrive in the time in which a copy is still valid.
 _REMEMBERED = 10_000
 
 
 class CommandListener(TopicService):
-    """Listens until it is stopped. `start` and `stop` are for one thread.
+    """Listens until it is stopped. Call `start` and `stop` from one thread.
 
     Args:
         group: name of the app, or of the coordinators of a store.
-        member: name under which this process reports.
-        doing: what it can do: a member's handlers, or a coordinator to its store.
+        member: name of this process in reports.
+        target: the handlers of a member, or the store of a coordinator.
         bootstrap_servers: addresses of the brokers.
         config: client settings by librdkafka's names.
         settings: the options.
@@ -57,7 +57,7 @@ class CommandListener(TopicService):
         self,
         group: str,
         member: str,
-        doing: Member | StoreOperator,
+        target: Member | StoreOperator,
         *,
         bootstrap_servers: str,
         config: ClientConfig,
@@ -67,15 +67,15 @@ class CommandListener(TopicService):
         super().__init__(f"penstock-commands-{group}", f"{group} hears no commands in {settings.topic}")
         self._group = group
         self._member = member
-        self._doing = doing
+        self._target = target
         self._servers = bootstrap_servers
         self._config = config
         self._settings = settings
         self._clock = clock
-        # All below: the listener's thread's alone.
+        # Only the listener's thread uses the fields below.
         self._positions: Mapping[Place, int] = {}
         self._seen: OrderedDict[str, None] = OrderedDict()
-        #: Records that were no commands that count: garbage, forged, expired, repeated. Reading one number is safe.
+        #: The number of ignored records: garbage, forged or repeated. Any thread may read it.
         self.passed_over = 0
 
     def _work(self) -> None:
@@ -98,7 +98,7 @@ class CommandListener(TopicService):
 
     def _take(self, message: Message, writer: AuditWriter) -> None:
         if message.key() != self._group.encode(errors="replace"):
-            return  # for others, or nothing
+            return  # of another group
         try:
             command = self._checked(message)
         except MessageFormatError as error:
@@ -107,43 +107,43 @@ class CommandListener(TopicService):
             return
         if command is None:
             return
-        late = self._too_late(message, command)
-        answer = carry_out(command, self._doing) if late is None else Answer(Outcome.REFUSED, late)
+        invalid = self._why_invalid(message, command)
+        answer = execute(command, self._target) if invalid is None else Answer(Outcome.REFUSED, invalid)
         _log.warning("%s, asked by %s: %s", command.name, one_line(command.by), one_line(answer.said))
         try:
-            writer.tell(AuditRecord.of(Kind.ANSWER, command, self._member, answer), self._group)
+            writer.append(AuditRecord.of(Kind.ANSWER, command, self._member, answer), command.key)
         except PenstockError as error:
-            _log.warning("what became of %s (%s) is not in the audit: %s", command.name, command.id, error)
+            _log.warning("the result of %s (%s) is not in the audit: %s", command.name, command.id, error)
 
     def _checked(self, message: Message) -> Command | None:
-        """Return a command for this member; None for one that is another's, or was done."""
+        """Return the command if it is for this member, else None; `MessageFormatError` if it is to be ignored."""
         command = decode_command(signed_value(message, self._settings.token))
         if command.group != self._group or command.member not in {None, self._member}:
             return None
         if command.id in self._seen:
-            raise MessageFormatError("a command that was heard before; it is passed over")
+            raise MessageFormatError("a command that was received before; it is ignored")
         self._seen[command.id] = None
         if len(self._seen) > _REMEMBERED:
             self._seen.popitem(last=False)
         return command
 
-    def _too_late(self, message: Message, command: Command) -> str | None:
-        """Return why a command does not hold any more, or None where it does."""
+    def _why_invalid(self, message: Message, command: Command) -> str | None:
+        """Return the reason why a command is no longer valid, or None if it is valid."""
         kind, stamped_ms = message.timestamp()
         if kind != TIMESTAMP_LOG_APPEND_TIME:
             return (
-                f"{self._settings.topic} is not stamped by the brokers, so nobody knows when this was asked; set "
-                "message.timestamp.type=LogAppendTime on it"
+                f"brokers do not stamp {self._settings.topic}, so the age of this command is unknown; set "
+                "message.timestamp.type=LogAppendTime on the topic"
             )
         if self._settings.token is not None and abs(stamped_ms - command.asked_ms) > MOST_SKEW_S * 1000:
             return (
-                f"it was asked {abs(stamped_ms - command.asked_ms) / 1000:.0f} s apart from when the broker had it: it "
-                "is a copy, or the clock of who asked is wrong"
+                f"the sender's time and the broker's differ by {abs(stamped_ms - command.asked_ms) / 1000:.0f} s: the "
+                "command is a copy, or the sender's clock is wrong"
             )
         age_s = self._clock() - stamped_ms / 1000
         if age_s > HOLDS_S:
             return (
-                f"it was heard {age_s:.0f} s after the broker had it, by this machine's clock, and holds for "
-                f"{HOLDS_S:g} s; ask again, and see to the clocks where they differ"
+                f"it arrived {age_s:.0f} s after the broker had it, by this machine's clock, and is valid for "
+                f"{HOLDS_S:g} s; send it again, and correct the clocks if they differ"
             )
         return None

@@ -1,1 +1,1 @@
-"""The page: what groups reported, kept for half an hour, and shown live in a browser."""
+"""The page: shows reports of groups live in a browser, with the history of half an hour."""

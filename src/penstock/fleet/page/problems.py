@@ -1,7 +1,7 @@
-"""What holds a group up, in sentences, the worst first: from reports alone. Pure.
+"""The problems of a group, derived from its reports: sentences, the worst first. Pure.
 
-A sentence names the cause and what becomes of it. What many partitions have in common is one problem.
-Texts of reports may be anybody's: they are shown as text.
+A sentence names the cause and what happens next. A cause that many partitions share is one problem. Texts of reports
+may be forged, so they are shown as plain text.
 """
 
 from __future__ import annotations
@@ -13,42 +13,43 @@ from typing import Any
 from penstock.consumer import Explanation
 from penstock.fleet.reports.group_state import Group, Member
 from penstock.fleet.reports.report import Report
+from penstock.places import counted
 
-#: Seconds in a handler after which it is a problem, and after which it counts as bad.
+#: Seconds in a handler after which it is a problem, and after which the problem is bad.
 _SLOW_S = 3.0
 _HUNG_S = 60.0
-#: Seconds after which a transaction without a decision is a problem, and the checks after which it counts as bad.
+#: Seconds after which an undecided transaction is a problem, and the number of checks after which it is bad.
 _UNDECIDED_S = 10.0
 _CHECKS = 3
 _MOST = 60
-_EXPLAINED = [it.name for it in fields(Explanation) if it.name != "key"]
-#: Seconds from which on a duration is written in minutes, and in hours.
+_EXPLAINED = [field.name for field in fields(Explanation) if field.name != "key"]
+#: Durations from this number of seconds are written in minutes, and in hours.
 _MINUTES_FROM_S = 120.0
 _HOURS_FROM_S = 7_200.0
 
-#: Worst first.
+#: The levels of problems, the worst first.
 BAD, WARN, NOTE = "bad", "warn", "note"
 _RANK = {BAD: 0, WARN: 1, NOTE: 2}
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something that needs a look.
+    """A problem that needs a look.
 
     Attributes:
-        kind: what it is, as "handler", "parked", "dead letter", "trouble", "paused", "silent", "sink", "transaction".
+        kind: for example "handler", "parked", "dead letter", "trouble", "paused", "silent", "sink", "transaction".
         level: "bad", "warn" or "note".
-        title: what and where, in a few words.
-        text: the cause in a sentence, with what becomes of it.
-        member: whose, or empty.
-        topic: of the partition, or empty; a dead letter's is its own topic, not that of dead letters.
-        partition: its number, or None.
-        offset: of the message that blocks it, or None.
+        title: the problem and its place, in a few words.
+        text: the cause in a sentence, and what happens next.
+        member: the member, or empty.
+        topic: the topic of the partition, or empty; for a dead letter its original topic.
+        partition: the number of the partition, or None.
+        offset: the offset of the blocking message, or None.
         age: seconds since it began, or None.
-        count: how many partitions, members or keys have it.
-        key_hash: what stands for the message's key, or None.
-        waiting: messages that wait behind it.
-        transaction: id, prefix and operator of the transaction, as an action wants them.
+        count: the number of partitions, members or keys with this problem.
+        key_hash: the hash of the message's key, or None.
+        waiting: the number of messages that wait behind it.
+        transaction: id, prefix and operator of the transaction, the arguments of an action.
     """
 
     kind: str
@@ -67,17 +68,17 @@ class Problem:
 
 
 def problems_of(group: Group, member: str | None = None) -> list[Problem]:
-    """Return what holds a group or one of its members up, the worst first; at most 60."""
+    """Return the problems of a group or of one of its members, the worst first; at most 60."""
     found: dict[tuple[Any, ...], Problem] = {}
-    for seen in group.members:
-        if member in {None, seen.report.member}:
-            for what, problem in _of_member(seen):
-                found[what] = _joined(found[what], problem) if what in found else problem
+    for candidate in group.members:
+        if member in {None, candidate.report.member}:
+            for key, problem in _of_member(candidate):
+                found[key] = _joined(found[key], problem) if key in found else problem
     return sorted(found.values(), key=_urgency)[:_MOST]
 
 
 def as_json(problem: Problem) -> dict[str, Any]:
-    """Return a problem as JSON has it, without what it has not."""
+    """Return a problem as JSON, without empty fields."""
     return {name: value for name, value in asdict(problem).items() if value not in (None, "")}
 
 
@@ -92,14 +93,14 @@ def _joined(problem: Problem, other: Problem) -> Problem:
 
 
 def _of_member(member: Member) -> Iterator[tuple[tuple[Any, ...], Problem]]:
-    """Yield the problems of a member, each with what it has in common with those of others."""
+    """Yield the problems of a member, each with its key: problems with equal keys are joined."""
     report = member.report
     if member.is_replaced:
         return
     if member.is_silent:
         text = (
-            f"Nothing came from it for {seconds(member.age_s)}, though it reports every {report.interval_s:g} s: it "
-            "died, is stopped, or reaches no broker. Its partitions go to other members when its session ends."
+            f"It sent no report for {seconds(member.age_s)}, though it reports every {report.interval_s:g} s: it died, "
+            "is stopped, or reaches no broker. Its partitions go to other members when its session ends."
         )
         title = f"{report.member} is silent"
         silent = Problem("silent", BAD, title, text, report.member, age=member.age_s, waiting=report.known_lag)
@@ -107,16 +108,15 @@ def _of_member(member: Member) -> Iterator[tuple[tuple[Any, ...], Problem]]:
         return
     for part in report.partitions:
         if (problem := _of_partition(part, report)) is not None:
-            alone = problem.kind in {"handler", "parked", "held"}
-            place = (part["topic"], part["partition"]) if alone else (part["topic"], problem.text)
-            yield (problem.kind, *place), problem
+            is_single = problem.kind in {"handler", "parked", "held"}
+            yield (problem.kind, part["topic"], part["partition"] if is_single else problem.text), problem
     yield from _parked(report)
     yield from _sinks(report)
     yield from _transactions(report)
 
 
 def _of_partition(part: Mapping[str, Any], report: Report) -> Problem | None:
-    """Return what is the matter with a partition, or None."""
+    """Return the problem of a partition, or None."""
     paused = part["paused"] or ""
     if part["trouble"] is not None:
         kind, level, title, text = "trouble", BAD, "cannot go on", part["trouble"]
@@ -147,14 +147,14 @@ def _of_partition(part: Mapping[str, Any], report: Report) -> Problem | None:
 
 @dataclass(frozen=True, slots=True)
 class _Cause:
-    """Why a message that holds a partition does not move.
+    """The reason why a message that blocks a partition does not move.
 
     Attributes:
-        kind: as `Problem` has it.
-        title: what the partition does, in a few words.
-        text: the sentence: of what holds it (`holder`), or of what it waits for (`detail`).
-        level: how bad it is; BAD also after `_HUNG_S` in a call.
-        after_s: seconds from when on it is a problem.
+        kind: the kind of the `Problem`.
+        title: the state of the partition, in a few words.
+        text: the sentence, with `{holder}`, the explanation of the partition, or `{detail}`.
+        level: the level; it is BAD after `_HUNG_S` in a call.
+        after_s: seconds after which it is a problem.
     """
 
     kind: str
@@ -175,7 +175,7 @@ _CAUSES: Mapping[str, _Cause] = {
     ),
     "parked": _Cause("parked", "waits for a parked key", "{holder}. Other keys go on"),
     "behind its key": _Cause("parked", "waits behind a parked key", "{detail}"),
-    # Without the offset: so all of a topic are one problem.
+    # The text has no offset, so the partitions of a topic share one problem.
     "dead letter": _Cause("dead letter", "cannot write a dead letter", "a message was given up: {detail}", BAD),
     "publishing": _Cause("publishing", "waits for its results", "{detail}"),
     "held by rate": _Cause("rate", "is held by a rate", "{holder}", NOTE),
@@ -183,9 +183,9 @@ _CAUSES: Mapping[str, _Cause] = {
 
 
 def _blocked(part: Mapping[str, Any]) -> tuple[str, str, str, str] | None:
-    """Return kind, level, title and text of what the message that holds a partition waits for, unless it is its turn.
+    """Return kind, level, title and text of the reason why the blocking message waits, or None if it is no problem.
 
-    A message that is parked and was never tried waits for its time, and one whose results are being published moves.
+    No problem are parked messages that were never attempted, which wait for their time, and results being published.
     """
     cause, age, state = _CAUSES.get(part["state"]), part["age"] or 0.0, part["state"]
     if part["blocking_offset"] is None or cause is None or age < cause.after_s:
@@ -200,7 +200,7 @@ def _blocked(part: Mapping[str, Any]) -> tuple[str, str, str, str] | None:
 
 
 def explanation(part: Mapping[str, Any]) -> Explanation:
-    """Return a partition of a report as the app itself explains it."""
+    """Return the `Explanation` of a partition in a report."""
     return Explanation(**{name: part[name] for name in _EXPLAINED})
 
 
@@ -209,20 +209,19 @@ def _place(part: Mapping[str, Any]) -> str:
 
 
 def _parked(report: Report) -> Iterator[tuple[tuple[Any, ...], Problem]]:
-    """Yield parked keys whose head does not hold a watermark, for those are problems already: one for each handler."""
-    held = {(part["topic"], part["partition"], part["blocking_offset"]) for part in report.partitions}
+    """Yield one problem per handler for its parked keys, except keys that block a watermark: those have a problem."""
+    blocking = {(part["topic"], part["partition"], part["blocking_offset"]) for part in report.partitions}
     for part in report.parked:
         handler, topic, state, offset = part["handler"], part["topic"], part["state"], part["offset"]
-        if (topic, part["partition"], offset) in held or not part["attempt"]:
+        if (topic, part["partition"], offset) in blocking or not part["attempt"]:
             continue
         due = part["due_in"]
-        again = "is held" if state == "held" else "waits" if due is None else f"is tried in {seconds(due)}"
-        times = f"{part['attempt']} time{'s' if part['attempt'] > 1 else ''}"
+        retry = "is held" if state == "held" else "waits" if due is None else f"is tried in {seconds(due)}"
         problem = Problem(
             "keys",
             BAD if state == "held" else NOTE,
             f"{handler} has keys of {topic} parked",
-            f"Offset {offset} of {_place(part)} failed {times} and {again}; other keys go on.",
+            f"{_place(part)}@{offset} failed {counted(part['attempt'], 'time')} and {retry}; other keys go on.",
             report.member,
             topic,
             part["partition"],
@@ -239,9 +238,9 @@ def _sinks(report: Report) -> Iterator[tuple[tuple[Any, ...], Problem]]:
         if state not in {"waiting", "failed"}:
             continue
         why = f": {sink['last_error']}" if sink["last_error"] else ""
-        then = "it is not started again" if state == "failed" else "it is started again"
+        restart = "it is not started again" if state == "failed" else "it is started again"
         when = "" if sink["retry_in"] is None else f" in {seconds(sink['retry_in'])}"
-        title, text = f"Spark query {name} is {state}", f"Its query failed{why}; {then}{when}."
+        title, text = f"Spark query {name} is {state}", f"Its query failed{why}; {restart}{when}."
         level = BAD if state == "failed" else WARN
         yield ("sink", name), Problem("sink", level, title, text, report.member, waiting=sink["lag"] or 0)
 
@@ -255,11 +254,11 @@ def _transactions(report: Report) -> Iterator[tuple[tuple[Any, ...], Problem]]:
             continue
         text = (
             f"A transaction of {group} for {part['topics']} has no decision after {seconds(age)} and {checks} checks: "
-            "its producer neither commits nor rolls back, nor decides when it is asked."
+            "its producer neither committed nor rolled back, and did not decide when it was checked."
         )
         title, level = f"{group} leaves a transaction undecided", BAD if checks >= _CHECKS else WARN
-        asked_of = {"id": part["id"], "prefix": part["prefix"], "operator": report.operator}
-        problem = Problem("transaction", level, title, text, report.member, age=age, transaction=asked_of)
+        arguments = {"id": part["id"], "prefix": part["prefix"], "operator": report.operator}
+        problem = Problem("transaction", level, title, text, report.member, age=age, transaction=arguments)
         yield ("undecided", group), problem
 
 
@@ -269,7 +268,7 @@ def _sentence(text: str) -> str:
 
 
 def seconds(number: float) -> str:
-    """Return a duration as people write it."""
+    """Return a duration in words."""
     if number < _MINUTES_FROM_S:
         return f"{number:.1f} s"
     return f"{number / 60:.0f} min" if number < _HOURS_FROM_S else f"{number / 3600:.1f} h"

@@ -1,9 +1,9 @@
-"""`PageServer` serves the page of a source: its own files, its states as JSON, and one message on demand.
+"""`PageServer` serves the page of a source: its files, its states as JSON, and single messages on demand.
 
 `Dashboard` is the page of all groups, with actions.
 
-Everything that comes from Kafka goes to the browser as JSON and is shown there as text. The page loads its own script
-and style sheet and nothing else: its content policy says so.
+Everything from Kafka reaches the browser as JSON, and the page shows it as text. The page loads only its own script and
+style sheet; its content security policy enforces that.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from functools import partial
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Self
 
-from penstock.fleet.actions import Surroundings, routes
+from penstock.clients.reading import read_record
+from penstock.fleet.actions.dispatch import ActionContext
+from penstock.fleet.actions.endpoints import routes
 from penstock.fleet.address import Address
 from penstock.fleet.commands.command import ACTIONS
 from penstock.fleet.page.hub import Hub, Source
-from penstock.fleet.page.messages import read_message
 from penstock.fleet.reports.reader import ReportReader
 from penstock.fleet.server import (
     HEADERS,
@@ -34,6 +35,7 @@ from penstock.fleet.server import (
     serving,
 )
 from penstock.fleet_member import REPORTS_TOPIC, CommandSettings
+from penstock.message import readable_headers, timestamp_of
 from penstock.options import ClientConfig
 
 if TYPE_CHECKING:
@@ -54,14 +56,20 @@ _MEDIA_TYPES = {
     "page.css": "text/css; charset=utf-8",
     "icon.svg": "image/svg+xml",
 }
-#: Seconds that an answer may take, browsers that wait for a state at a time, and messages that are read at a time.
+#: The answer timeout in seconds; the limits of browsers that wait for a state, and of messages being read, at a time.
 _ANSWER_S = 12.0
 _MOST_BROWSERS = 64
 _MOST_READ = 2
-#: Characters of a topic's name, and the numbers after the last partition and the last offset, for the client library.
+#: A topic name that the client library accepts, and its limits of partitions and offsets.
 _TOPIC = re.compile(r"[\x01-\x7f]{1,249}")
 _PARTITIONS = 1 << 31
 _OFFSETS = 1 << 63
+#: The timeout in seconds for reading one message.
+_READ_BUDGET_S = 6.0
+#: The characters shown of a key or a header, and of a value; the number of headers shown.
+_MOST_KEY = 500
+_MOST_VALUE = 4_000
+_MOST_HEADERS = 50
 
 ReadMessage = Callable[[str, int, int], Any]
 
@@ -70,15 +78,15 @@ class PageServer:
     """Serves the page of a source until it is left. A context manager.
 
     Args:
-        address: where to listen. Who reaches it sees names of topics, groups, handlers and hosts.
-        open_source: returns where groups come from.
-        of: what the page calls it.
-        visitors: whose requests are answered; those that `address` lets in when left out.
-        read_message: returns a message by topic, partition and offset; None where the page hides messages.
+        address: the listening address. Anyone who can reach it sees the names of topics, groups, handlers and hosts.
+        open_source: returns the source of the groups.
+        of: the name of the source on the page.
+        visitors: the access rules; left out, those that fit `address`.
+        read_message: returns a message by topic, partition and offset; None if the page hides messages.
         actions: the actions that the page offers.
 
     Raises:
-        ConfigurationError: a package is missing, or the address cannot be had.
+        ConfigurationError: a package is missing, or the address cannot be used.
     """
 
     def __init__(
@@ -99,40 +107,40 @@ class PageServer:
         require_packages()
         self._running = ExitStack()
         self._listener = self._running.enter_context(address.listen())
-        #: Where it listens: with the port that was free, where any was asked for.
+        #: The listening address, with the actual port.
         self.address = Address(*self._listener.getsockname()[:2])
 
     def __enter__(self) -> Self:
         """Serve."""
-        # Browsers that wait for a state end first: the server waits for them.
+        # The hub is left first, which ends the waits of browsers. The server then has no answer to wait for.
         self._running.enter_context(serving(self._listener, self.routes()))
         self._running.enter_context(self.hub)
         _log.info("the page is at http://%s", self.address)
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End, within seconds, whatever browsers and brokers do."""
+        """Stop within seconds, whatever browsers and brokers do."""
         self._running.close()
 
     def routes(self) -> list[BaseRoute]:
-        """Return all that is answered; who serves more puts it before this."""
+        """Return all routes; a subclass puts further ones before them."""
         answers: dict[str, Endpoint] = {"/api/groups": self._state, "/api/message": self._message}
         answers |= {f"/{name}": _asset(name) for name in _MEDIA_TYPES}
         answers["/"] = answers.pop("/index.html")
         return [route(path, answer, self.visitors) for path, answer in answers.items()]
 
     async def _state(self, request: Request) -> Response:
-        """Answer with the state of a view: the one after that which the browser has, where it says so."""
-        asked = request.query_params
+        """Answer with the state of a view: a newer one than the browser has, if the request names that."""
+        query = request.query_params
         try:
-            after = float(asked.get("after", 0.0))
+            after = float(query.get("after", 0.0))
         except ValueError:
-            raise RefusedError(422, "after is a number, the `made` of the state before") from None
-        state = partial(self.hub.state, asked.get("group"), asked.get("member"), after)
+            raise RefusedError(422, "after must be a number, the `made` of the previous state") from None
+        state = partial(self.hub.state, query.get("group"), query.get("member"), after)
         return json_answer(await self._states.run(state))
 
     async def _message(self, request: Request) -> Response:
-        """Answer with a message, where that is switched on."""
+        """Answer with a message, if that is switched on."""
         if self._read_message is None:
             raise RefusedError(403, "messages are hidden; start the page with --show-messages to see them")
         place = _place(request.query_params)
@@ -142,20 +150,20 @@ class PageServer:
 
 
 class Dashboard(PageServer):
-    """Serves the page of all groups, as they report to a topic. It waits for brokers and reports, if need be.
+    """Serves the page of all groups by their reports to a topic. It waits for brokers and reports if they are absent.
 
     Args:
         bootstrap_servers: addresses of the brokers.
-        address: where to listen. Who reaches it sees names of topics, groups, handlers and hosts.
+        address: the listening address. Anyone who can reach it sees the names of topics, groups, handlers and hosts.
         config: client settings by librdkafka's names.
         topic: the topic of reports.
         show_messages: whether the page shows keys, headers and values of messages that it names.
-        token: what whoever asks for an action must show; None: the page only shows.
+        token: the token that requests for actions must have; None: there are no actions.
         commands: the topics of commands and of their audit.
         public_url: the page's address at a reverse proxy, as browsers see it.
 
     Raises:
-        ConfigurationError: a package is missing, the address cannot be had, or `public_url` is none.
+        ConfigurationError: a package is missing, the address cannot be used, or `public_url` is no http(s) URL.
     """
 
     def __init__(
@@ -179,12 +187,12 @@ class Dashboard(PageServer):
             read_message=partial(read_message, *cluster) if show_messages else None,
             actions=() if token is None else tuple(ACTIONS),
         )
-        self._around = Surroundings(*cluster, commands or CommandSettings(), self.hub.listening)
+        self._context = ActionContext(*cluster, commands or CommandSettings(), self.hub.listening)
         self._token = token
 
     def routes(self) -> list[BaseRoute]:
-        """Return all that is answered."""
-        return [*routes(self._around, self._token, self.visitors), *super().routes()]
+        """Return all routes, those of actions first."""
+        return [*routes(self._context, self._token, self.visitors), *super().routes()]
 
 
 def _asset(name: str) -> Endpoint:
@@ -198,12 +206,35 @@ def _asset(name: str) -> Endpoint:
     return asset
 
 
-def _place(asked: Mapping[str, str]) -> tuple[str, int, int]:
-    """Return the topic, the partition and the offset that a request names."""
+def _place(query: Mapping[str, str]) -> tuple[str, int, int]:
+    """Return the topic, the partition and the offset in a request."""
     try:
-        topic, partition, offset = asked["topic"], int(asked["partition"]), int(asked["offset"])
+        topic, partition, offset = query["topic"], int(query["partition"]), int(query["offset"])
     except (KeyError, ValueError):
         topic, partition, offset = "", -1, -1
     if not _TOPIC.fullmatch(topic) or not 0 <= partition < _PARTITIONS or not 0 <= offset < _OFFSETS:
         raise RefusedError(422, f"name a topic, a partition below {_PARTITIONS} and an offset below {_OFFSETS}")
     return topic, partition, offset
+
+
+def read_message(bootstrap_servers: str, config: ClientConfig, topic: str, partition: int, offset: int) -> Any:
+    """Return a message as JSON. Raises the errors of `read_record`."""
+    return _message_json(read_record(bootstrap_servers, config, (topic, partition), offset, _READ_BUDGET_S))
+
+
+def _message_json(message: Any) -> dict[str, Any]:
+    value = message.value()
+    return {
+        "key": _text(message.key(), _MOST_KEY),
+        "value": _text(value, _MOST_VALUE),
+        "bytes": 0 if value is None else len(value),
+        "timestamp": timestamp_of(message),
+        "headers": [[name, _text(content, _MOST_KEY)] for name, content in readable_headers(message)[:_MOST_HEADERS]],
+    }
+
+
+def _text(content: bytes | str | None, most: int) -> str | None:
+    if content is None:
+        return None
+    text = content if isinstance(content, str) else content[: 4 * most].decode(errors="backslashreplace")
+    return text[:most] + ("…" if len(text) > most else "")

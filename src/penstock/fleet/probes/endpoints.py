@@ -1,7 +1,7 @@
-"""The endpoints of one process: `/healthz`, `/readyz`, `/metrics` and its page, served on a thread of their own.
+"""The endpoints of one process: `/healthz`, `/readyz`, `/metrics` and its page, on their own thread.
 
-They only read, and the app never waits for them: the thread is a daemon, a collection of metrics runs on a disposable
-thread, and the end waits two seconds at most. What fails here is logged and costs an answer.
+They only read, and the app never waits for them: the thread is a daemon, metrics are collected on a disposable thread,
+and stopping takes at most two seconds. A failure is logged and affects only the answer.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 
 from penstock.clients.ration import once_in, rationed
 from penstock.fleet.address import Address
-from penstock.fleet.page.messages import read_message
-from penstock.fleet.page.server import PageServer, ReadMessage
+from penstock.fleet.page.server import PageServer, ReadMessage, read_message
 from penstock.fleet.probes.health import CoordinatorHealth, Health, HealthLimits
 from penstock.fleet.probes.metrics import PrometheusMetrics
 from penstock.fleet.reports.group_state import Group, Member
@@ -33,14 +32,14 @@ if TYPE_CHECKING:
 
 _log = rationed(__name__)
 
-#: Seconds between two lines of the log that say that a probe cannot judge.
+#: Seconds between two log lines about a failed probe.
 _LOG_INTERVAL_S = 60.0
-#: Seconds that a collection of metrics may take, and how many may be under way.
+#: The timeout of a collection of metrics in seconds, and the limit of collections at a time.
 _COLLECT_S = 10.0
 _MOST_COLLECTIONS = 4
-#: Reasons that one answer gives, at most.
+#: The number of reasons in one answer.
 _MOST_REASONS = 10
-#: Seconds that an app of this process says between two looks at it: for who judges whether it is silent.
+#: The report interval in seconds that this process promises to its own page.
 _OWN_INTERVAL_S = 5.0
 
 
@@ -50,12 +49,12 @@ class Endpoints(PageServer):
     Args:
         process: the process.
         sender: its name among the members of its group.
-        address: where to listen. Who reaches it sees names of topics, groups, handlers and hosts.
-        metrics: returns what collects its metrics.
-        read_message: returns a message by topic, partition and offset; None where the page hides messages.
+        address: the listening address. Anyone who can reach it sees the names of topics, groups, handlers and hosts.
+        metrics: returns the collector of its metrics.
+        read_message: returns a message by topic, partition and offset; None if the page hides messages.
 
     Raises:
-        ConfigurationError: a package is missing, the address cannot be had, or the meter provider not be read.
+        ConfigurationError: a package is missing, the address cannot be used, or the meter provider cannot be read.
     """
 
     def __init__(
@@ -79,7 +78,7 @@ class Endpoints(PageServer):
         self._running.callback(self._metrics.close)
 
     def routes(self) -> list[BaseRoute]:
-        """Return all that is answered."""
+        """Return all routes, those of probes first."""
         probes = {"/healthz": self._healthz, "/readyz": self._readyz, "/metrics": self._metricsz}
         return [*(route(path, answer, self.visitors) for path, answer in probes.items()), *super().routes()]
 
@@ -92,24 +91,24 @@ class Endpoints(PageServer):
     async def _metricsz(self, request: Request) -> Response:
         from starlette.responses import Response
 
-        # A callback of the user's may hang.
+        # A callback of the user may hang.
         collect = partial(self._metrics.text, request.headers.get("accept", ""))
         text, media_type = await self._collections.run(collect)
         return Response(text, headers={**HEADERS, "Content-Type": media_type})
 
 
-def _verdict(judge: Callable[[], list[str]], well: str, unwell: str) -> Response:
+def _verdict(check: Callable[[], list[str]], healthy: str, unhealthy: str) -> Response:
     try:
-        reasons = judge()
-    except Exception:  # noqa: BLE001 - whoever probes reads a status and reasons, whatever failed
-        _log.exception("the process could not be judged", extra=once_in(_LOG_INTERVAL_S, unwell))
-        reasons = ["the state could not be read; the log says why"]
-    said = {"status": unwell if reasons else well, "reasons": reasons[:_MOST_REASONS]}
-    return json_answer(said, 503 if reasons else 200)
+        reasons = check()
+    except Exception:  # noqa: BLE001 - the answer has a status and reasons, whatever failed
+        _log.exception("the process could not be judged", extra=once_in(_LOG_INTERVAL_S, unhealthy))
+        reasons = ["the state could not be read; the log has the reason"]
+    verdict = {"status": unhealthy if reasons else healthy, "reasons": reasons[:_MOST_REASONS]}
+    return json_answer(verdict, 503 if reasons else 200)
 
 
 class _OwnSource:
-    """This process as the source of its page: its state is taken when it is asked for, by the way a report takes."""
+    """The source of a process's own page: it makes a report on request, and decodes it like a reader."""
 
     def __init__(self, sender: Sender, process: Health | CoordinatorHealth) -> None:
         self._sender = sender
@@ -119,34 +118,34 @@ class _OwnSource:
 
     @property
     def trouble(self) -> str | None:
-        """As `Source` says."""
+        """See `Source`."""
         return self._process.trouble()
 
     def follow(self, timeout: float) -> None:
-        """As `Source` says."""
+        """See `Source`."""
         time.sleep(timeout)
 
     def groups(self) -> Sequence[Group]:
-        """As `Source` says."""
+        """See `Source`."""
         description = self._process.description()
         if description is None:
             return ()
-        value = self._reports.made(description, _OWN_INTERVAL_S, time.monotonic())
+        value = self._reports.next_report(description, _OWN_INTERVAL_S, time.monotonic())
         member = Member(decode_report(self._sender.key, value), 0.0, is_silent=False)
         return (Group(self._sender.group, (member,)),)
 
 
 class AppEndpoints(Endpoints):
-    """Serves the state of an app by HTTP. Made before the app starts; a context manager.
+    """Serves the state of an app by HTTP. Create it before the app starts. A context manager.
 
     Args:
-        app: the app; it has not been started.
-        address: as `Endpoints` has it.
-        limits: what is too long.
+        app: the app, not started.
+        address: the listening address, as for `Endpoints`.
+        limits: the time limits of the probes.
         show_messages: whether the page shows keys, headers and values of messages that it names.
 
     Raises:
-        ConfigurationError: as `Endpoints`.
+        ConfigurationError: as `Endpoints` raises it.
     """
 
     def __init__(
@@ -162,14 +161,14 @@ class AppEndpoints(Endpoints):
         )
 
     def watch(self, running: RunningApp) -> None:
-        """Show this app from now on; until then the answer is that it starts."""
+        """Show this app from now on; before, the answer is that the app is starting."""
         self._health.running = running
 
 
 def run_with_endpoints(
     app: App, address: Address, limits: HealthLimits | None = None, *, show_messages: bool = False
 ) -> None:
-    """Run an app as `App.run` does, with its endpoints from before its start until after its end. Raises as that."""
+    """Run an app like `App.run`, with endpoints from before its start until after its end. Raises the same errors."""
     with AppEndpoints(app, address, limits, show_messages=show_messages) as endpoints:
 
         def start() -> RunningApp:

@@ -1,7 +1,7 @@
-"""Whether a process lives and whether it is ready, with reasons: what `/healthz` and `/readyz` answer.
+"""Liveness and readiness of a process, with reasons: the answers of `/healthz` and `/readyz`.
 
-A process that does not live is worth a restart. One that is not ready is not: its broker may be gone, or its group may
-give it nothing. Reasons name topics, offsets, handlers and threads, never keys and values.
+A process that is not alive should be restarted. A process that is not ready should not: its broker may be away, or its
+group may assign no partition to it. Reasons name topics, offsets, handlers and threads, never keys and values.
 """
 
 from __future__ import annotations
@@ -20,21 +20,20 @@ from penstock.running import RunningApp
 from penstock.spark_sink.progress import SinkState
 from penstock.transactions import Coordinator
 
-#: States in which a message does not wait for what somebody configured: a retry's time, a rate, a key that is held.
+#: The states in which a message should move. Not among them are configured waits: a retry time, a rate, a held key.
 _WORK = frozenset({"idle", "in handler", "queued", "behind a call", "publishing", "dead letter"})
 
 
 @dataclass(frozen=True, slots=True)
 class HealthLimits:
-    """What is too long.
+    """The time limits of the probes.
 
     Attributes:
-        handler: seconds that a message may be in a handler, or the event loop blocked, before the process counts as
-            hung.
-        moving: seconds in which something must be done where there is something to do.
+        handler: seconds that a message may stay in a handler, or the event loop be blocked. Longer means hung.
+        moving: seconds within which a message must be done if there is work.
 
     Raises:
-        ConfigurationError: one is no time.
+        ConfigurationError: a limit is no time in seconds.
     """
 
     handler: float = 300.0
@@ -46,7 +45,7 @@ class HealthLimits:
 
 
 class Health:
-    """The process of an app, as probes judge it and its page shows it. Any thread."""
+    """The state of an app's process, for its probes and its page. Any thread."""
 
     def __init__(self, name: str, limits: HealthLimits, clock: Callable[[], float] = time.monotonic) -> None:
         self._name = name
@@ -54,13 +53,13 @@ class Health:
         self._clock = clock
         #: The app; None until it has started.
         self.running: RunningApp | None = None
-        # Guards what was done and when that changed last: probes and the page's thread note it.
+        # The lock of the count of done messages and the time of its last change. Probes and the page's thread write it.
         self._lock = threading.Lock()
         self._done = -1
         self._moved_at = clock()
 
     def alive(self) -> list[str]:
-        """Return why it does not go on, so that a restart helps: a thread or a handler hangs. One that starts does."""
+        """Return the reasons why it hangs, which a restart fixes: threads and handlers. An app that starts is alive."""
         live = None if self.running is None else self.running.liveness()
         reasons: list[str] = []
         if live is None:
@@ -74,7 +73,7 @@ class Health:
         return reasons
 
     def ready(self) -> list[str]:
-        """Return why it does not do its work: it has no partitions, does not get on with them, or a sink is down."""
+        """Return the reasons why it does not work: it has no partitions, makes no progress, or a sink is down."""
         running = self.running
         trouble = self.trouble()
         if running is None or trouble is not None:
@@ -89,7 +88,7 @@ class Health:
         return reasons
 
     def trouble(self) -> str | None:
-        """Return what the page says above all else, or None."""
+        """Return the text of the page's banner, or None."""
         if self.running is None:
             return "the app is starting"
         return "the app is stopping" if self.running.is_stopping else None
@@ -97,7 +96,8 @@ class Health:
     def description(self) -> Mapping[str, Any] | None:
         """Return its description; None until it has started.
 
-        The page asks for one every few seconds, also where nobody looks: so `ready` knows since when nothing was done.
+        The page's thread calls it every few seconds, even without a browser. So `ready` knows the time of the last
+        progress.
         """
         if self.running is None:
             return None
@@ -106,12 +106,12 @@ class Health:
         return self.running.explanation(self._name)
 
     def _still_s(self, running: RunningApp) -> float:
-        """Return for how many seconds nothing was done, as far as was looked, though there was something to do."""
-        found = running.statistics()
-        done = _done(found)
+        """Return the seconds without progress, as seen by calls of this method, while there was work."""
+        statistics = running.statistics()
+        done = _done(statistics)
         with self._lock:
-            # What falls counts too: a partition or a worker that is gone takes its count along.
-            if done != self._done or not _has_work(found):
+            # A lower count is a change too: a partition or a worker that ended no longer contributes.
+            if done != self._done or not _has_work(statistics):
                 self._done, self._moved_at = done, self._clock()
             return self._clock() - self._moved_at
 
@@ -124,17 +124,17 @@ class Health:
         stuck = [str(partition) for partition in assigned if _is_stuck(partition)]
         if not stuck or still_s <= self._limits.moving:
             return []
-        return [f"nothing was done for {still_s:.0f} s, though there is work", *stuck]
+        return [f"no message was done for {still_s:.0f} s, though there is work", *stuck]
 
 
 class CoordinatorHealth:
-    """The process of `penstock coordinator`, likewise."""
+    """The state of the process of `penstock coordinator`, for its probes and its page."""
 
     def __init__(self, coordinator: Coordinator) -> None:
         self._coordinator = coordinator
 
     def alive(self) -> list[str]:
-        """Return why it has ended: it does by itself where it cannot go on."""
+        """Return the reason why it has ended: it ends by itself if it cannot go on."""
         try:
             has_ended = self._coordinator.wait(0)
         except PenstockError as error:
@@ -142,14 +142,14 @@ class CoordinatorHealth:
         return ["the coordinator has ended"] if has_ended else []
 
     def ready(self) -> list[str]:
-        """Return why it has no partitions yet; what single transactions wait for does not count."""
+        """Return the reasons why it has no partitions yet; waits of single transactions do not count."""
         ended = self.alive()
         if ended or self._coordinator.statistics().partitions:
             return ended
         return ["no partition is taken over", *self._coordinator.waits()]
 
     def trouble(self) -> str | None:
-        """Return None: what its page shows says it all."""
+        """Return None: a coordinator's page has no banner."""
         return None
 
     def description(self) -> Mapping[str, Any]:
@@ -158,14 +158,16 @@ class CoordinatorHealth:
         return {"coordinator": coordinator_description(coordinator), "commands": coordinator.hears_commands}
 
 
-def _done(found: ConsumerStatistics) -> int:
-    return found.handled + found.restored + found.filtered + found.dropped + found.dead_letters + found.retry_topic
+def _done(counts: ConsumerStatistics) -> int:
+    return sum(
+        (counts.handled, counts.restored, counts.filtered, counts.dropped, counts.dead_letters, counts.retry_topic)
+    )
 
 
-def _has_work(found: ConsumerStatistics) -> bool:
-    return found.in_flight > 0 or any(partition.lag for partition in found.partitions)
+def _has_work(statistics: ConsumerStatistics) -> bool:
+    return statistics.in_flight > 0 or any(partition.lag for partition in statistics.partitions)
 
 
 def _is_stuck(explanation: Explanation) -> bool:
-    # What the app itself has paused has no lag.
+    # A partition that the app itself paused has no lag.
     return explanation.trouble is not None or (bool(explanation.lag) and explanation.state in _WORK)

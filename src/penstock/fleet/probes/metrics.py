@@ -1,7 +1,7 @@
-"""`/metrics`: the process's metrics as Prometheus reads them, by OpenTelemetry's own exporter.
+"""`/metrics`: the process's metrics for Prometheus, by OpenTelemetry's own exporter.
 
-What was given no `Telemetry` reports metrics, and no spans, to a provider of this module's. Where it was given one, its
-provider gets a further reader, so that what it exports elsewhere goes there as before.
+A process without a `Telemetry` reports metrics, and no spans, to a provider of this module. If it has one, its provider
+gets an additional reader, so its other exports go on unchanged.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 
 class PrometheusMetrics:
-    """Collects the metrics of a process. Made before its start, closed after its end.
+    """Collects the metrics of a process. Create it before the start of the process, and close it after its end.
 
     Args:
-        report_to: has the process report to this `Telemetry`, unless it was given one, and returns where it reports.
+        report_to: sets the `Telemetry` of the process if it has none, and returns the one that it uses.
 
     Raises:
-        ConfigurationError: the exporter is not installed, or the process's meter provider takes no further reader.
+        ConfigurationError: the exporter is not installed, or the process's meter provider accepts no further reader.
     """
 
     def __init__(self, report_to: Callable[[Telemetry], Telemetry]) -> None:
@@ -36,18 +36,18 @@ class PrometheusMetrics:
             from prometheus_client.registry import CollectorRegistry
         except ImportError as error:
             raise ConfigurationError(f"/metrics needs OpenTelemetry's exporter for Prometheus: {INSTALL}") from error
-        # A registry of its own: the global one is the user's, who may serve it elsewhere.
+        # Its own registry: the global one belongs to the user, who may serve it elsewhere.
         self._registry: CollectorRegistry = CollectorRegistry()
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
             collector(registry=self._registry)
         self._provider = _provider_of(report_to)
-        # One collection at a time: the exporter's collector is made for that.
+        # One collection at a time: the exporter's collector is not thread-safe.
         self._lock = threading.Lock()
         self._reader: Any = PrometheusMetricReader(registry=self._registry, scope_info_enabled=False)
         self._provider.add_metric_reader(self._reader)
 
     def text(self, accept: str) -> tuple[bytes, str]:
-        """Collect, and return the metrics with their media type; as slow as the slowest of the callbacks."""
+        """Collect and return the metrics, and their media type; it waits for all callbacks of the user."""
         from prometheus_client.exposition import choose_encoder
 
         encode, media_type = choose_encoder(accept)
@@ -55,12 +55,12 @@ class PrometheusMetrics:
             return encode(self._registry), media_type
 
     def close(self) -> None:
-        """Collect no more."""
+        """Remove the reader from the provider."""
         self._provider.remove_metric_reader(self._reader)
 
 
 def _provider_of(report_to: Callable[[Telemetry], Telemetry]) -> Any:
-    """Return the meter provider that a process reports to; one of this module's where it was given none."""
+    """Return the meter provider of a process; a provider of this module if it has none."""
     from opentelemetry import metrics
     from opentelemetry.sdk.metrics import MeterProvider
     from opentelemetry.trace import NoOpTracerProvider
@@ -72,12 +72,12 @@ def _provider_of(report_to: Callable[[Telemetry], Telemetry]) -> Any:
     if provider is None:
         provider = metrics.get_meter_provider()
         if not hasattr(provider, "add_metric_reader"):
-            # The global provider was not set: what reports to it waits for one.
+            # No global provider is set: instruments wait for one.
             metrics.set_meter_provider(own)
             provider = own
     if not hasattr(provider, "add_metric_reader"):
         raise ConfigurationError(
             f"/metrics cannot read the app's meter provider, a {type(provider).__name__}; give Telemetry one of "
-            "opentelemetry.sdk.metrics, or leave it out"
+            "opentelemetry.sdk.metrics, or omit it"
         )
     return provider

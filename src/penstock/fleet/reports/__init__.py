@@ -1,1 +1,1 @@
-"""Reports: what members of a group tell of themselves in a topic, and how the state of all groups is read from it."""
+"""Reports: members publish their state to a topic; a reader derives the state of all groups from it."""

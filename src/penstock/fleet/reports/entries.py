@@ -1,7 +1,6 @@
-"""The lists of a report: their fields, how they are written in bounded size, and how they are read. Pure.
+"""The lists of a report: their fields, an encoder with a size limit, and a decoder. Pure.
 
-What is in the topic may be forged, so whatever is read has the type and the size that any report may have, or is
-refused.
+Records may be forged, so the decoder refuses values of another type or size than a report can have.
 """
 
 from __future__ import annotations
@@ -14,73 +13,73 @@ from typing import Any, TypeVar
 
 from penstock.fleet.wire import FLOAT, INTEGER, MOST_NUMBER, Field, text
 
-ReadT = TypeVar("ReadT")
+ValueT = TypeVar("ValueT")
 
-#: Characters of a text.
+#: The length limit of a text in characters.
 MOST_TEXT = 500
 _MOST_ENTRIES = 2_000
-#: The fields of a report's texts, and of its values by their type.
+#: The field of a report's texts, and the fields of its values by their type.
 ANY_TEXT = text(MOST_TEXT)
-_OF_KIND: Mapping[type, Field] = {str: ANY_TEXT, int: INTEGER, float: FLOAT}
+_FIELD_OF_TYPE: Mapping[type, Field] = {str: ANY_TEXT, int: INTEGER, float: FLOAT}
 
 
 @dataclass(frozen=True, slots=True)
 class Entries:
-    """A list of a report.
+    """The format of a list of a report.
 
     Attributes:
-        fields: what an entry has, and of which type; what is None is not written.
-        defaults: what is meant where an entry does not say; not written either. None for the others.
-        needed: fields without which it is no entry.
-        room: bytes of a report that it takes at most.
+        fields: the types of an entry's values, by name. The encoder omits values that are None.
+        defaults: the values that the encoder omits and the decoder fills in; None for all other fields.
+        needed: the required fields.
+        max_bytes: the size limit of the encoded list.
     """
 
     fields: Mapping[str, type]
     defaults: Mapping[str, Any]
     needed: Sequence[str]
-    room: int
+    max_bytes: int
 
     @property
     def as_field(self) -> Field:
-        """The field that holds the list; read, each entry has all of `fields`."""
+        """The field of the list; each decoded entry has all of `fields`."""
         what = f"a list of at most {_MOST_ENTRIES} objects, each with {' and '.join(self.needed)}"
-        return Field(what, self._fits, is_needed=False, read=self._filled)
+        return Field(what, self._fits, is_needed=False, read=self._decoded)
 
-    def _fits(self, given: object) -> bool:
-        return isinstance(given, list) and len(given) <= _MOST_ENTRIES and all(map(self._is_entry, given))
+    def _fits(self, value: object) -> bool:
+        return isinstance(value, list) and len(value) <= _MOST_ENTRIES and all(map(self._is_entry, value))
 
-    def _is_entry(self, said: object) -> bool:
-        if not isinstance(said, dict):
+    def _is_entry(self, entry: object) -> bool:
+        if not isinstance(entry, dict):
             return False
-        for name, value in said.items():
+        for name, value in entry.items():
             kind: Any = self.fields.get(name)
-            # Most values are as they should be, and a call for each is most of what reading costs.
-            is_well = type(value) is kind and (
+            # The usual case without a function call: calls would be most of the cost of decoding.
+            is_valid = type(value) is kind and (
                 len(value) <= MOST_TEXT if kind is str else -MOST_NUMBER < value < MOST_NUMBER
             )
-            # What a later member tells in other fields is left out.
-            if not is_well and kind is not None and not _OF_KIND[kind].fits(value):
+            # Unknown fields are of a later version; they are ignored.
+            if not is_valid and kind is not None and not _FIELD_OF_TYPE[kind].fits(value):
                 return False
-        return all(name in said for name in self.needed)
+        return all(name in entry for name in self.needed)
 
-    def _filled(self, given: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-        empty = {**dict.fromkeys(self.fields), **self.defaults}
+    def _decoded(self, entries: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+        defaults = {**dict.fromkeys(self.fields), **self.defaults}
         found = []
-        for said in given:
-            entry = {**empty, **said}
-            if len(entry) > len(empty):
-                entry = {name: entry[name] for name in empty}
+        for encoded in entries:
+            entry = {**defaults, **encoded}
+            if len(entry) > len(defaults):
+                entry = {name: entry[name] for name in defaults}
             if "position" in entry and entry["position"] is None:
                 entry["position"] = entry["watermark"]
             found.append(entry)
         return found
 
-    def written(self, entries: Iterable[Mapping[str, Any]], room: int | None = None) -> list[dict[str, Any]]:
-        """Return the first entries that fit into `room` bytes, as they are written."""
-        return fitting(map(self._slim, entries), self.room if room is None else room)
+    def encode(self, entries: Iterable[Mapping[str, Any]], max_bytes: int | None = None) -> list[dict[str, Any]]:
+        """Return the first encoded entries that fit into `max_bytes`; the limit of the format if it is None."""
+        return fitting(map(self._encoded, entries), self.max_bytes if max_bytes is None else max_bytes)
 
-    def _slim(self, entry: Mapping[str, Any]) -> dict[str, Any]:
-        slim = {}
+    def _encoded(self, entry: Mapping[str, Any]) -> dict[str, Any]:
+        encoded = {}
         for name, kind in self.fields.items():
             value = entry.get(name)
             if value is None or (name in self.defaults and value == self.defaults[name]):
@@ -89,13 +88,13 @@ class Entries:
                 value = value[:MOST_TEXT]
             elif kind is float:
                 value = round(value, 3)
-            slim[name] = value
-        if "position" in slim and slim["position"] == slim.get("watermark"):
-            del slim["position"]
-        return slim
+            encoded[name] = value
+        if "position" in encoded and encoded["position"] == encoded.get("watermark"):
+            del encoded["position"]
+        return encoded
 
 
-#: Of `Explanation` in the consumer, save for the key; they take the room that the rest leaves.
+#: The fields of `Explanation` in the consumer, without the key. The list gets the space that the other lists leave.
 PARTITIONS = Entries(
     {
         **dict.fromkeys(("topic", "paused", "handler", "state", "worker", "detail", "trouble", "key_hash"), str),
@@ -122,7 +121,7 @@ PARKED = Entries(
     ("topic", "partition", "offset"),
     8 << 10,
 )
-#: Of `SinkStatistics` in the Spark engine, without its partitions.
+#: The fields of `SinkStatistics` in the Spark engine, without its partitions.
 SINKS = Entries(
     {
         **dict.fromkeys(("name", "state", "last_error", "holder"), str),
@@ -133,7 +132,7 @@ SINKS = Entries(
     ("name",),
     6 << 10,
 )
-#: Dead letters by reason: how many since the start, the topic that has them, and where the last came from.
+#: Dead letters by error class: the count since the start, the dead-letter topic, and the place of the last message.
 DEAD_LETTERS = Entries(
     {
         **dict.fromkeys(("topic", "dead_letter_topic", "error"), str),
@@ -144,7 +143,7 @@ DEAD_LETTERS = Entries(
     ("topic",),
     4 << 10,
 )
-#: Of `PendingTransaction`; `topics` in one text.
+#: The fields of `PendingTransaction`; `topics` is one text.
 TRANSACTIONS = Entries(
     {
         **dict.fromkeys(("id", "prefix", "group", "topics", "decided", "waits_for"), str),
@@ -157,27 +156,27 @@ TRANSACTIONS = Entries(
 )
 
 
-def fitting(values: Iterable[ReadT], room: int) -> list[ReadT]:
-    """Return the first values that fit into so many bytes as JSON."""
-    fits: list[ReadT] = []
+def fitting(values: Iterable[ValueT], max_bytes: int) -> list[ValueT]:
+    """Return the first values that together fit into `max_bytes` as JSON."""
+    fits: list[ValueT] = []
     for value in values:
-        room -= len(dump(value).encode()) + 1
-        if room < 0 or len(fits) == _MOST_ENTRIES:
+        max_bytes -= len(compact_json(value).encode()) + 1
+        if max_bytes < 0 or len(fits) == _MOST_ENTRIES:
             break
         fits.append(value)
     return fits
 
 
-def written_numbers(given: Mapping[str, Any]) -> dict[str, float]:
-    """Return what of a mapping are numbers, rounded."""
+def rounded_numbers(values: Mapping[str, Any]) -> dict[str, float]:
+    """Return the finite numbers of a mapping, rounded; other values are left out."""
     return {
         name: round(value, 3) if isinstance(value, float) else value
-        for name, value in given.items()
+        for name, value in values.items()
         if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     }
 
 
-def dump(value: Any) -> str:
+def compact_json(value: Any) -> str:
     """Return JSON without blanks."""
-    # What no encoding takes is escaped, as the default does.
+    # `ensure_ascii` stays on: it escapes lone surrogates, which no encoding can carry.
     return json.dumps(value, separators=(",", ":"))

@@ -1,4 +1,4 @@
-"""`ReportReader`: reads the topic of reports to its end, then follows it."""
+"""`ReportReader` reads the topic of reports to its end, then follows it."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _POLL_S = 0.5
 
 
 class ReportReader:
-    """The state of all groups, as their members report it. For one thread.
+    """The state of all groups by the reports of their members. For one thread.
 
-    Use it as a context manager: entering it reads what is there; `follow` takes what comes later. What cannot be a
-    report is passed over and counted.
+    Use it as a context manager: entering it reads the existing records, `follow` reads later ones. Records that are no
+    reports are ignored and counted.
 
     Args:
         bootstrap_servers: addresses of the brokers.
@@ -29,10 +29,10 @@ class ReportReader:
         topic: name of the topic.
 
     Raises:
-        BrokerConnectionError: no broker answered, or one fell silent.
-        TopicNotFoundError: nobody has reported yet.
+        BrokerConnectionError: no broker answered, or one stopped answering.
+        TopicNotFoundError: no member has reported yet.
         MissingRightError: this user may not read the topic.
-        PenstockError: the topic is gone, or the client has failed.
+        PenstockError: the topic is gone, or the client failed.
         ConfigurationError: the client library refused a setting.
     """
 
@@ -43,12 +43,12 @@ class ReportReader:
         self._states = GroupStates()
 
     def __enter__(self) -> Self:
-        """Read what is there."""
+        """Read the existing records."""
         try:
             self._follower = TopicFollower(self._bootstrap_servers, self._config, self._topic, back=None)
         except TopicNotFoundError as error:
             raise TopicNotFoundError(
-                f"no topic {self._topic} at {self._bootstrap_servers}: nobody has reported yet; start apps with "
+                f"no topic {self._topic} at {self._bootstrap_servers}: no member has reported yet; start apps with "
                 "`penstock run --report` or App(report=True), or name the topic that they report to"
             ) from error
         try:
@@ -58,7 +58,7 @@ class ReportReader:
         except BaseException:
             self._follower.close()
             raise
-        self._states.caught_up(time.monotonic())
+        self._states.note_caught_up(time.monotonic())
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -66,29 +66,29 @@ class ReportReader:
 
     @property
     def trouble(self) -> str | None:
-        """Why brokers do not answer now, or None."""
+        """The reason why brokers do not answer, or None."""
         return self._follower.trouble
 
     @property
     def ignored(self) -> Mapping[str, int]:
-        """Records that were passed over, by why."""
+        """The number of ignored records, by reason."""
         return self._states.ignored
 
     def follow(self, timeout: float) -> bool:
-        """Take what comes within `timeout` seconds; return at the first that changes something, with whether it did.
+        """Read new records for `timeout` seconds, or until one changes the state; return whether one did.
 
-        Where brokers do not answer, `trouble` says why, ages stand still, and reading goes on when they are back.
+        While brokers do not answer, `trouble` has the reason and ages stand still. Reading goes on when they are back.
         """
         before = self._states.changes
         deadline = time.monotonic() + timeout
         while self._states.changes == before and (left := deadline - time.monotonic()) > 0:
             self._poll(min(_POLL_S, left))
-        if self._follower.ask():  # no broker that is away can tell that a member is silent
-            self._states.heard(self._follower.heard_at)
+        if self._follower.ask():  # a member counts as silent only if the brokers answer
+            self._states.note_answer(self._follower.heard_at)
         return self._states.changes != before
 
     def settle(self, timeout: float, group: str | None = None) -> bool:
-        """Follow until of each member is known whether it lives or is silent; return whether that was in time."""
+        """Follow until each member is known to be alive or silent; return False after `timeout` seconds."""
         deadline = time.monotonic() + timeout
         while not self._states.is_settled(time.monotonic(), group):
             if (left := deadline - time.monotonic()) <= 0:
@@ -97,11 +97,11 @@ class ReportReader:
         return True
 
     def groups(self) -> list[Group]:
-        """Return all groups by name, at this moment."""
+        """Return all groups at this moment, sorted by name."""
         return self._states.groups(time.monotonic())
 
     def _poll(self, timeout: float) -> None:
         for message in self._follower.poll(timeout):
             kind, milliseconds = message.timestamp()
             appended = milliseconds / 1000 if kind == TIMESTAMP_LOG_APPEND_TIME else None
-            self._states.take(message.key(), message.value(), appended, self._follower.heard_at)
+            self._states.add(message.key(), message.value(), appended, self._follower.heard_at)

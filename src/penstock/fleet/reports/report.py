@@ -1,9 +1,8 @@
-"""The format of a report: what one process tells of itself, bounded, as JSON. Pure.
+"""The format of a report: the state of one process as JSON, bounded in size. Pure.
 
-It is made from the description that `penstock explain` shows. Keys of messages are left out: a hash stands for each, so
-that a reader sees that two reports tell of the same key. What does not fit is left out and counted, the partitions that
-most need somebody first. Whatever is in the topic may be forged: a reader takes what has the shape of a report, field
-by field, and refuses the rest.
+The encoder takes the description that `penstock explain` shows. It writes a hash instead of each message key, so that
+a reader can recognise the same key in two reports. Partitions that do not fit are counted instead; the most urgent ones
+come first. Records may be forged: the decoder checks each field, and refuses records of another shape.
 """
 
 from __future__ import annotations
@@ -23,42 +22,42 @@ from penstock.fleet.reports.entries import (
     PARTITIONS,
     SINKS,
     TRANSACTIONS,
-    dump,
+    compact_json,
     fitting,
-    written_numbers,
+    rounded_numbers,
 )
-from penstock.fleet.wire import FLAG, FLOAT, INTEGER, VERSION, fields_of, list_of, loaded, mapping_of, record
+from penstock.fleet.wire import FLAG, FLOAT, INTEGER, VERSION, decode_record, fields_of, list_of, mapping_of, parse_json
 from penstock.fleet_member import MOST_INTERVAL_S, Sender
 
-#: A report is no larger than this.
+#: The size limit of a report.
 MOST_BYTES = 64 << 10
 
-#: Of it, for lists that are not of entries, at most.
+#: The size limits of lists without entries.
 _LANES_BYTES = 6 << 10
 _WAITS_BYTES = 8 << 10
 _MOST_WAITS = 16
 _MOST_COUNTS = 100
 _MOST_TEXTS = 16
-#: Handlers whose lanes are reported, and in how many buckets at most.
+#: The number of handlers with lanes in a report, and of buckets of their lanes.
 _MOST_HANDLERS = 8
 _MOST_BUCKETS = 64
-#: Of a key: two texts of which each character is escaped. What is longer does not read when it is cut.
+#: The size limit of a key: two texts with each character escaped.
 _MOST_KEY_BYTES = MOST_TEXT * 13
-#: For what is written last: the names of the partitions' list and the sums of what it leaves out.
+#: Space for the last part of a report: the names of the partitions' list and the sums of the partitions left out.
 _LAST_BYTES = 150
-#: Where a message is when it moves by itself; all other states need a look.
+#: The states in which a message moves by itself; all other states need a look.
 MOVING = frozenset({"idle", "queued", "in handler", "behind a call", "publishing"})
-#: Of the counts, those whose rates are reported.
+#: The counts whose rates are reported.
 _RATED = ("received", "handled", "failed", "retried", "dead_letters", "published", "committed", "checks")
 
 
-def _are_lanes(said: object) -> bool:
-    return isinstance(said, dict) and said.keys() == {"depth", "age"} and len(said["depth"]) == len(said["age"])
+def _are_lanes(value: object) -> bool:
+    return isinstance(value, dict) and value.keys() == {"depth", "age"} and len(value["depth"]) == len(value["age"])
 
 
 _NUMBERS = mapping_of(FLOAT, _MOST_COUNTS).or_none
 _BUCKETED = mapping_of(list_of(FLOAT, _MOST_BUCKETS), 2)
-_LANES = replace(_BUCKETED, fits=lambda said: _BUCKETED.fits(said) and _are_lanes(said))
+_LANES = replace(_BUCKETED, fits=lambda value: _BUCKETED.fits(value) and _are_lanes(value))
 _INTERVAL = replace(FLOAT, read=lambda claimed: min(MOST_INTERVAL_S, max(0.1, claimed)))
 _Text = Annotated[str, ANY_TEXT]
 _Integer = Annotated[int, INTEGER]
@@ -68,35 +67,34 @@ _Listed = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The report of one process. All texts may be anybody's: escape them where they are shown.
+    """The report of one process. All texts may be forged: escape them when you show them.
 
     Attributes:
-        group: name of the app, or of what else reports.
-        member: name of the process in it; no two that run at the same time share one.
+        group: name of the app, or of the coordinators of a store.
+        member: name of the process in the group; unique among the running processes.
         host: name of its machine.
-        process: its id there.
-        sequence: number of the report since its start, from 1 on.
-        interval_s: seconds until the next report at most, as it promises.
-        uptime_s: seconds since its start.
-        counts: counts since the start, as `ConsumerStatistics` has them.
-        rates: of some of them, how many a second since the report before.
-        pauses: how often partitions were paused, by reason.
-        partitions: what holds each partition, as `Explanation` has it, with `key_hash`; those that most need somebody
-            first.
-        left_out: of the partitions that did not fit: `partitions`, how many; `lag` and `in_flight`, their sums.
-        parked: parked keys, those that were tried most first; not all of them.
-        sinks: the Spark queries, as `SinkStatistics` has them, without their partitions.
-        coordinator: counts of the transaction coordinator in the process, as `CoordinatorStatistics` has them, or None.
-        waits: what the coordinator's pending transactions wait for, in sentences.
-        transactions: the oldest of those, as `PendingTransaction` has them.
-        operator: who settles them: `store`, `kafka` where anybody may; `group` and `member`, for which commands are
-            that the coordinator hears. Empty where it does not say.
-        dead_letters: how many dead letters were written since the start, by topic and class of the error.
-        lanes: of each handler, `depth` (messages) and `age` (seconds since the oldest was fetched) of its lanes, in 64
-            buckets at most.
-        latencies: counts since the start by `BOUNDARIES_S`: `handler`, of the time in a handler, and `done`, of that
-            since the message was fetched.
-        commands: whether it carries out what is asked of it by the topic of commands.
+        process: its process id on that machine.
+        sequence: number of the report since the start of the process, from 1 on.
+        interval_s: the promised seconds until the next report, at most.
+        uptime_s: seconds since the start of the process.
+        counts: counts since the start, with the names of `ConsumerStatistics`.
+        rates: the increase of some counts per second since the previous report.
+        pauses: the number of pauses of partitions, by reason.
+        partitions: the state of each partition, with the fields of `Explanation` and `key_hash`; the most urgent first.
+        left_out: the partitions that did not fit: `partitions` is their number, `lag` and `in_flight` their sums.
+        parked: parked keys, the most attempts first; not all of them.
+        sinks: the Spark queries, with the fields of `SinkStatistics` except its partitions.
+        coordinator: counts of the process's transaction coordinator, by `CoordinatorStatistics`; None without one.
+        waits: the reasons why the coordinator's pending transactions wait, in sentences.
+        transactions: the oldest pending transactions, with the fields of `PendingTransaction`.
+        operator: how to settle them. `store` is `kafka` if any process with permission can. `group` and `member` are
+            the target of commands to the coordinator. Empty if unknown.
+        dead_letters: counts of dead letters since the start, by topic and class of the error.
+        lanes: for each handler `depth` (messages) and `age` (seconds since the fetch of the oldest) of its lanes, in at
+            most 64 buckets.
+        latencies: counts since the start by `BOUNDARIES_S`: `handler` for the time in a handler, `done` for the time
+            since the fetch of the message.
+        commands: whether it executes commands of the topic of commands.
     """
 
     group: _Text
@@ -128,18 +126,18 @@ class Report:
 
     @property
     def lag(self) -> int | None:
-        """The sum of the partitions' lags; None where one is not known, as while its broker is away."""
+        """The sum of the partitions' lags; None if one is unknown, for example while its broker is away."""
         return None if any(partition["lag"] is None for partition in self.partitions) else self.known_lag
 
     @property
     def known_lag(self) -> int:
-        """The sum of what is known of the partitions' lags."""
+        """The sum of the known lags of partitions."""
         known: list[int] = [partition["lag"] or 0 for partition in self.partitions]
         return sum(known, start=int(self.left_out.get("lag", 0)))
 
     @property
     def partition_count(self) -> int:
-        """How many partitions it has."""
+        """The number of its partitions."""
         return sum(1 for partition in self.partitions if partition["partition"] >= 0) + int(
             self.left_out.get("partitions", 0)
         )
@@ -149,16 +147,16 @@ _FIELDS = fields_of(Report)
 
 
 def read_key(key: bytes | None) -> tuple[str, str]:
-    """Return the group and the member that a record's key names; `MessageFormatError` where it is none."""
-    named = loaded(key, _MOST_KEY_BYTES)
-    if not list_of(ANY_TEXT, 2, 2).fits(named):
-        raise MessageFormatError("a report's key that does not read; it is passed over")
-    group, member = named
+    """Return the group and the member in a record's key; `MessageFormatError` if it is not a report's key."""
+    names = parse_json(key, _MOST_KEY_BYTES)
+    if not list_of(ANY_TEXT, 2, 2).fits(names):
+        raise MessageFormatError("a report with an unreadable key; it is ignored")
+    group, member = names
     return group, member
 
 
 def key_hash(key: object, group: str) -> str:
-    """Return what stands for a key in the reports of a group: the same for the same key."""
+    """Return the hash of a message key for the reports of a group: equal keys have equal hashes."""
     whole = key if isinstance(key, bytes) else str(key).encode(errors="backslashreplace")
     return blake2b(
         whole, digest_size=8, salt=blake2b(group.encode(errors="replace"), digest_size=16).digest()
@@ -168,15 +166,15 @@ def key_hash(key: object, group: str) -> str:
 def encode_report(
     sender: Sender, description: Mapping[str, Any], rates: Mapping[str, float], numbers: Mapping[str, float]
 ) -> bytes:
-    """Return the value of a record.
+    """Return the value of a report.
 
-    `description` is that of an app, as `penstock explain` has it; `numbers` are `sequence`, `interval_s` and
+    `description` is the description that `penstock explain` shows; `numbers` are `sequence`, `interval_s` and
     `uptime_s`.
     """
     counts = description.get("counts") or {}
     lanes = (description.get("lanes") or {}).items()
     deepest = sorted(lanes, key=lambda item: -sum(item[1]["depth"]))[:_MOST_HANDLERS]
-    parked = sorted(description.get("parked", ()), key=tried, reverse=True)
+    parked = sorted(description.get("parked", ()), key=parked_urgency, reverse=True)
     head: dict[str, Any] = {
         "version": VERSION,
         "group": sender.group[:MOST_TEXT],
@@ -184,56 +182,56 @@ def encode_report(
         "host": sender.host[:MOST_TEXT],
         "process": sender.process,
         **numbers,
-        "counts": written_numbers(counts),
-        "pauses": written_numbers(counts.get("pauses") or {}),
+        "counts": rounded_numbers(counts),
+        "pauses": rounded_numbers(counts.get("pauses") or {}),
         "rates": {name: round(rate, 2) for name, rate in rates.items()},
         "commands": bool(description.get("commands")),
         "latencies": description.get("latencies") or {},
         "lanes": dict(fitting(((name[:MOST_TEXT], depths) for name, depths in deepest), _LANES_BYTES)),
-        "parked": PARKED.written(_hashed(parked, sender.group)),
-        "sinks": SINKS.written(description.get("sinks", ())),
-        "dead_letters": DEAD_LETTERS.written(description.get("dead_letters", ())),
+        "parked": PARKED.encode(_hashed(parked, sender.group)),
+        "sinks": SINKS.encode(description.get("sinks", ())),
+        "dead_letters": DEAD_LETTERS.encode(description.get("dead_letters", ())),
     }
     if coordinator := description.get("coordinator"):
-        head["coordinator"] = written_numbers(coordinator["counts"])
+        head["coordinator"] = rounded_numbers(coordinator["counts"])
         head["operator"] = {name: text[:MOST_TEXT] for name, text in coordinator.get("operator", {}).items()}
         head["waits"] = fitting((why[:MOST_TEXT] for why in coordinator["waits"][:_MOST_WAITS]), _WAITS_BYTES)
-        head["transactions"] = TRANSACTIONS.written(coordinator.get("transactions", ()))
+        head["transactions"] = TRANSACTIONS.encode(coordinator.get("transactions", ()))
     ranked = sorted(description.get("partitions", ()), key=urgency, reverse=True)
-    room = MOST_BYTES - len(dump(head).encode()) - _LAST_BYTES
-    shown = head["partitions"] = PARTITIONS.written(_hashed(ranked, sender.group), room)
+    max_bytes = MOST_BYTES - len(compact_json(head).encode()) - _LAST_BYTES
+    shown = head["partitions"] = PARTITIONS.encode(_hashed(ranked, sender.group), max_bytes)
     if left_out := ranked[len(shown) :]:
         sums = {name: sum(partition.get(name) or 0 for partition in left_out) for name in ("lag", "in_flight")}
         head["left_out"] = {"partitions": len(left_out), **sums}
-    return dump(head).encode()
+    return compact_json(head).encode()
 
 
 def _hashed(entries: Iterable[Mapping[str, Any]], group: str) -> Iterator[Mapping[str, Any]]:
-    """Yield entries with the hashes of their keys: of those that are written, the others cost nothing."""
+    """Yield entries with the hashes of their keys. It is lazy: entries that do not fit are not hashed."""
     for entry in entries:
         key = entry.get("key")
         yield entry if key is None else {**entry, "key_hash": key_hash(key, group)}
 
 
 def decode_report(key: bytes | None, value: bytes) -> Report:
-    """Read a record; `MessageFormatError` where it is no report, or not one of whom its key names.
+    """Return the report in a record; `MessageFormatError` if it is no report, or its key names another member.
 
-    `NewerRecordError` where it is of a later version.
+    `NewerRecordError` if it is of a later version.
     """
-    report = Report(**record(value, MOST_BYTES, _FIELDS))
+    report = Report(**decode_record(value, MOST_BYTES, _FIELDS))
     if (report.group, report.member) != read_key(key):
-        raise MessageFormatError("a report of somebody else than its key names; it is passed over")
+        raise MessageFormatError("a report whose key names another member; it is ignored")
     return report
 
 
 def total_lag(reports: Iterable[Report]) -> int | None:
-    """Return the sum of the lags of members; None where one of them is not known."""
+    """Return the sum of the lags of members; None if one of them is unknown."""
     lags = [report.lag for report in reports]
     return None if None in lags else sum(lag or 0 for lag in lags)
 
 
 def urgency(partition: Mapping[str, Any]) -> tuple[bool, bool, bool, float, int]:
-    """Return what orders partitions: those that will not move by themselves first, then by age and lag."""
+    """Return the sort key of partitions: partitions that do not move by themselves are higher, then by age and lag."""
     return (
         partition.get("trouble") is not None,
         partition.get("state") not in MOVING,
@@ -243,39 +241,40 @@ def urgency(partition: Mapping[str, Any]) -> tuple[bool, bool, bool, float, int]
     )
 
 
-def tried(message: Mapping[str, Any]) -> tuple[bool, int, float]:
-    """Return what orders parked keys: those that are held, then those that were tried most."""
+def parked_urgency(message: Mapping[str, Any]) -> tuple[bool, int, float]:
+    """Return the sort key of parked keys: held keys are higher, then by attempts."""
     return message.get("state") == "held", message.get("attempt") or 0, message.get("age") or 0.0
 
 
 class ReportMaker:
-    """Makes the reports of a process: numbered, with rates since the one before. For one thread.
+    """Makes the reports of a process: numbered, with rates since the previous one. For one thread.
 
     Args:
-        sender: as whom it reports.
-        now: when the process started, by the clock of all that follows, in seconds.
+        sender: the names of the process.
+        now: the start time of the process in seconds, by the same clock as later calls.
     """
 
     def __init__(self, sender: Sender, now: float) -> None:
         self._sender = sender
         self._started = now
         self._sequence = 0
-        self._before: tuple[float, Mapping[str, Any]] | None = None
+        self._previous: tuple[float, Mapping[str, Any]] | None = None
 
-    def made(self, description: Mapping[str, Any], interval_s: float, now: float) -> bytes:
-        """Return the value of the next record; the one after it comes within `interval_s`."""
+    def next_report(self, description: Mapping[str, Any], interval_s: float, now: float) -> bytes:
+        """Return the value of the next report. It promises the following one within `interval_s`."""
         self._sequence += 1
         uptime_s = round(now - self._started, 3)
         numbers = {"sequence": self._sequence, "interval_s": round(interval_s, 3), "uptime_s": uptime_s}
         return encode_report(self._sender, description, self._rates(description, now), numbers)
 
     def _rates(self, description: Mapping[str, Any], now: float) -> dict[str, float]:
-        """Return how many a second there were of each since the report before; nothing of the first."""
+        """Return the increase of counts per second since the previous report; empty for the first report."""
         coordinator = description.get("coordinator") or {"counts": {}}
         counts = {**coordinator["counts"], **(description.get("counts") or {})}
-        then, self._before = self._before, (now, counts)
-        if then is None or now <= then[0]:
+        previous, self._previous = self._previous, (now, counts)
+        if previous is None or now <= previous[0]:
             return {}
+        then, before = previous
         return {
-            name: max(0.0, (counts[name] - then[1].get(name, 0)) / (now - then[0])) for name in _RATED if name in counts
+            name: max(0.0, (counts[name] - before.get(name, 0)) / (now - then)) for name in _RATED if name in counts
         }

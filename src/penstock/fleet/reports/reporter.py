@@ -1,7 +1,7 @@
-"""The reporter: publishes what a process tells of itself every few seconds, on a thread and with a producer of its own.
+"""The reporter: publishes the state of a process every few seconds, on its own thread and with its own producer.
 
-Where making a report takes long, as with very many partitions, reports come less often, so that they never cost more
-than a small share of one core.
+If a report takes long to make, for example with very many partitions, the interval grows: reports never cost more than
+a small share of one core.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from penstock.transactions import Coordinator
 
 _log = logging.getLogger(__name__)
 
-#: The share of its thread's time that making reports may take.
+#: The share of its thread's time that reports may cost.
 _SHARE = 0.005
-#: Seconds that the last record, which takes the member out, may take.
+#: The timeout in seconds of the last record, a tombstone that removes the member.
 _LAST_RECORD_S = 2.0
 
 
 def topic_spec(name: str) -> TopicSpec:
-    """Return the topic as it is created: the last report of each member, and silent ones for a day.
+    """Return the specification of the topic: it keeps the last report of each member, for a day.
 
-    Small segments, for only closed ones are compacted: whoever begins to read reads a few of them.
+    Segments are small, because only closed ones are compacted: a new reader reads few records.
     """
     compacted = {
         "cleanup.policy": "compact,delete",
@@ -45,10 +45,10 @@ def topic_spec(name: str) -> TopicSpec:
 
 
 class Reporter(TopicService):
-    """Reports until it is stopped. `start` and `stop` are for one thread.
+    """Reports until it is stopped. Call `start` and `stop` from one thread.
 
     Args:
-        sender: as whom it reports.
+        sender: the names of the process.
         describe: returns the description; called on the reporter's thread.
         bootstrap_servers: addresses of the brokers.
         config: client settings by librdkafka's names.
@@ -70,7 +70,7 @@ class Reporter(TopicService):
         self._bootstrap_servers = bootstrap_servers
         self._config = config
         self._settings = settings
-        # All below: the reporter's thread's alone, where delivery callbacks are called, too.
+        # Only the reporter's thread uses the fields below.
         self._reports = ReportMaker(sender, time.monotonic())
         self._cost_s = 0.0
 
@@ -85,13 +85,13 @@ class Reporter(TopicService):
         try:
             writer.write(self._settings.topic, None, self.sender.key, _LAST_RECORD_S)
         except PenstockError as error:
-            _log.info("%s was not taken out of %s: %s", self.sender.member, self._settings.topic, error)
+            _log.info("%s was not removed from %s: %s", self.sender.member, self._settings.topic, error)
 
     def _report(self, writer: RecordWriter) -> float:
         """Write a report; return the seconds until the next."""
         begun_s = time.thread_time()
-        # What this one takes is known at its end: the next pays for it.
-        value = self._reports.made(self._describe(), self._interval_s, time.monotonic())
+        # The interval depends on the cost of the previous report.
+        value = self._reports.next_report(self._describe(), self._interval_s, time.monotonic())
         writer.write(self._settings.topic, value, self.sender.key)
         self._cost_s = time.thread_time() - begun_s
         return self._interval_s
@@ -108,7 +108,7 @@ def coordinator_reporter(
     config: ClientConfig,
     settings: ReportSettings | None = None,
 ) -> Reporter:
-    """Return what reports a coordinator that is no app's, not started yet, under the name of a group."""
+    """Return the reporter, not started, of a coordinator that runs outside an app; `group` is its name in reports."""
 
     def describe() -> Mapping[str, Any]:
         return {"coordinator": coordinator_description(coordinator)}

@@ -1,10 +1,10 @@
-// The page: it draws what the server tells, as text and never as markup, and asks for nothing else.
+// The page draws the server's state as text, never as markup, and requests nothing else.
 "use strict";
 
-// ---- Drawing: nodes are described by h() and laid over those that are there, so focus and scrolling stay. ----
+// ---- Drawing: h() describes nodes; patch() applies them to the existing ones, so focus and scroll position stay. ----
 
 const SVG = new Set(["svg", "path", "rect", "line", "g"]);
-// What would not show, or would turn text round: shown by its number.
+// Invisible characters and ones that change the text direction are shown by their number.
 const UNSEEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]/gu;
 const seen = (text) => String(text).replace(UNSEEN, (c) => "\\u" + c.charCodeAt(0).toString(16).padStart(4, "0"));
 const flat = (text) => seen(text).replace(/[\t\n]/g, (c) => (c === "\n" ? "\\n" : "\\t"));
@@ -64,7 +64,7 @@ function patch(parent, kids) {
   while (at) { const next = at.nextSibling; at.remove(); at = next; }
 }
 
-// ---- Words for numbers. ----
+// ---- Numbers as text. ----
 
 const compact = new Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 3 });
 function count(n) {
@@ -79,21 +79,21 @@ function span(s) {
   return `${s / unit < 10 ? Number((s / unit).toPrecision(2)) : Math.round(s / unit)} ${name}`;
 }
 const many = (n, word) => `${count(n)} ${word}${n === 1 ? "" : "s"}`;
-const place = (one) => (one.partition === undefined || one.partition < 0 ? one.topic : `${one.topic}:${one.partition}`);
+const place = (item) => (item.partition === undefined || item.partition < 0 ? item.topic : `${item.topic}:${item.partition}`);
 
-// ---- What is known, and where it comes from. ----
+// ---- The state, and its requests. ----
 
 const known = { state: null, history: {}, route: {}, filter: "", hover: null, at: 0, link: "waiting" };
 let following = null;
 
-// Half a character has no address.
+// toWellFormed: encodeURIComponent raises on lone surrogates.
 const address = (...parts) => "#/" + parts.filter((part) => part !== undefined).map((part) => encodeURIComponent(part.toWellFormed())).join("/");
 function readRoute() {
   const decode = (text) => { try { return decodeURIComponent(text); } catch { return text; } };
   const [group, member] = location.hash.replace(/^#\/?/, "").split("/").filter(Boolean).map(decode);
   return { group, member };
 }
-// Asks for the state after the one that is known, for as long as this view is looked at; the server says when.
+// Requests the next state after the known one while this view is open (long polling: the server answers when there is one).
 async function follow() {
   const own = (following = new AbortController());
   const query = new URLSearchParams(Object.entries(known.route).filter(([, name]) => name !== undefined));
@@ -102,7 +102,7 @@ async function follow() {
     try {
       const answer = await fetch("api/groups?" + query, { signal: own.signal });
       if (answer.ok) reply = await answer.json();
-    } catch { /* nothing answers, which shows */ }
+    } catch { /* no answer: the page shows it */ }
     if (following !== own) return;
     if (reply) {
       query.set("after", reply.made);
@@ -129,22 +129,22 @@ function go() {
   scrollTo(0, 0);
 }
 const lagText = (lag) => (lag === null ? "unknown" : count(lag));
-const sum = (list, name) => list.reduce((all, one) => all + (one[name] || 0), 0);
+const sum = (list, name) => list.reduce((all, item) => all + (item[name] || 0), 0);
 const matches = (...parts) => !known.filter || parts.flat().join(" ").toLowerCase().includes(known.filter);
 
 // ---- Parts of the page. ----
 
 const pill = (level, text) => h("span", { class: "pill " + level }, h("span", { class: "dot " + level }), text);
-function levelOf(one) {
-  if (one.bad || one.silent) return ["bad", one.bad ? many(one.bad, "problem") : `${one.silent} silent`];
-  if (one.warn) return ["warn", `${one.warn} to look at`];
-  return one.living ? ["ok", "moving"] : ["", "nobody"];
+function levelOf(summary) {
+  if (summary.bad || summary.silent) return ["bad", summary.bad ? many(summary.bad, "problem") : `${summary.silent} silent`];
+  if (summary.warn) return ["warn", `${summary.warn} to look at`];
+  return summary.living ? ["ok", "moving"] : ["", "no member"];
 }
 const tile = (name, value, small, level) =>
   h("div", { class: "tile " + (level || "") }, h("dt", null, name), h("dd", null, value, small && h("small", null, small)));
 const card = (key, title, small, ...kids) =>
   h("section", { class: "card", key, "aria-label": title }, h("header", null, h("h2", null, title, small && h("small", null, small))), ...kids);
-// A column of a table: its title, and what a row has there. On a phone a number stands below its title.
+// A column of a table: its title, and the cell of a row. On a phone a number is below its title.
 const num = (title, of, write = count) => ({ title, kind: "num", cell: (row) => h("td", { class: "num" + (of(row) ? "" : " zero"), "data-label": title.toLowerCase() }, write(of(row), row)) });
 const text = (title, of, kind = "text") => ({ title, kind: "", cell: (row) => h("td", { class: kind }, of(row)) });
 const table = (rows, key, columns, kind = () => "") =>
@@ -152,7 +152,7 @@ const table = (rows, key, columns, kind = () => "") =>
     h("thead", null, h("tr", null, columns.map((column) => h("th", { class: column.kind, scope: "col" }, column.title)))),
     h("tbody", null, rows.map((row) => h("tr", { key: key(row), class: kind(row) }, columns.map((column) => column.cell(row)))))));
 
-// The runs of points that are known, each as the corners of its line; the last point is at the right.
+// The runs of known points, each as the corners of its line; the last point is at the right.
 function runs(points, width, height, most) {
   const found = [];
   points.forEach((value, number) => {
@@ -166,7 +166,7 @@ const corners = (run) => run.map(([x, y]) => `${x} ${y}`).join("L");
 const line = (found, kind) => h("path", { class: "line " + kind, d: found.map((run) => `M${corners(run)}h.01`).join("") });
 const area = (found, height) => h("path", { class: "area", d: found.map((run) => `M${run[0][0]} ${height}L${corners(run)}L${run.at(-1)[0]} ${height}Z`).join("") });
 function spark(points, label) {
-  const reported = (points || []).filter((one) => one !== null);
+  const reported = (points || []).filter((point) => point !== null);
   if (reported.length < 2) return h("span", { class: "dim" }, "");
   const most = Math.max(...reported, 1e-9), w = Math.max(12, points.length);
   const found = runs(points, w, 24, most);
@@ -174,9 +174,9 @@ function spark(points, label) {
 }
 function chart(key, title, show, series, dots) {
   const longest = Math.max(...series.map(([, points]) => (points || []).length), 1);
-  // A young history is drawn over the whole width.
+  // A short history uses the whole width.
   const step = known.history.step || 5, width = Math.max(24, longest), height = 66;
-  const reported = series.flatMap(([, points]) => points || []).filter((one) => one !== null);
+  const reported = series.flatMap(([, points]) => points || []).filter((point) => point !== null);
   const most = Math.max(...reported, 0);
   const back = known.hover && known.hover.key === key ? known.hover.back : null;
   const valueOf = (points) => {
@@ -206,59 +206,59 @@ function chart(key, title, show, series, dots) {
     h("div", { class: "axis" }, h("span", null, span((back === null ? width : back) * step) + " ago"), h("span", null, reported.length ? "highest " + show(most) : "nothing yet"), h("span", null, "now")));
 }
 
-function problemItem(one, group, number) {
+function problemItem(problem, group, number) {
   const more = [];
-  if (one.count > 1) more.push(`${one.count} times`);
-  if (one.waiting) more.push(`lag ${count(one.waiting)}`);
-  if (one.member && one.kind !== "silent") more.push(one.member);
-  if (one.key_hash) more.push("key " + one.key_hash);
-  const title = group ? h("a", { href: address(group) }, one.title) : one.title;
-  return h("li", { class: one.level, key: [group, one.kind, one.title, number].join("|") },
-    h("div", { class: "what" }, h("b", null, h("span", { class: "dot " + one.level, role: "img", "aria-label": { bad: "bad", warn: "to look at", note: "note" }[one.level] }), title), group && h("span", { class: "group" }, "in " + group), one.age !== undefined && h("span", { class: "dim" }, "for " + span(one.age))),
-    h("div", { class: "why" }, one.text),
+  if (problem.count > 1) more.push(`${problem.count} times`);
+  if (problem.waiting) more.push(`lag ${count(problem.waiting)}`);
+  if (problem.member && problem.kind !== "silent") more.push(problem.member);
+  if (problem.key_hash) more.push("key " + problem.key_hash);
+  const title = group ? h("a", { href: address(group) }, problem.title) : problem.title;
+  return h("li", { class: problem.level, key: [group, problem.kind, problem.title, number].join("|") },
+    h("div", { class: "what" }, h("b", null, h("span", { class: "dot " + problem.level, role: "img", "aria-label": { bad: "bad", warn: "to look at", note: "note" }[problem.level] }), title), group && h("span", { class: "group" }, "in " + group), problem.age !== undefined && h("span", { class: "dim" }, "for " + span(problem.age))),
+    h("div", { class: "why" }, problem.text),
     h("div", { class: "more" }, more.map((text) => h("span", null, text)),
-      !group && one.topic && h("button", { class: "act", onClick: () => openDetails(one, one.title) }, "Details"),
-      !group && actionsOf(one)));
+      !group && problem.topic && h("button", { class: "act", onClick: () => openDetails(problem, problem.title) }, "Details"),
+      !group && actionsOf(problem)));
 }
 
 function overview(state) {
-  const groups = state.groups, total = (name) => groups.reduce((all, one) => all + (one[name] || 0), 0);
-  const problems = groups.flatMap((group) => group.problems.map((one) => [one, group.name]));
+  const groups = state.groups, total = (name) => groups.reduce((all, row) => all + (row[name] || 0), 0);
+  const problems = groups.flatMap((group) => group.problems.map((row) => [row, group.name]));
   problems.sort(([a], [b]) => "bad warn note".indexOf(a.level) - "bad warn note".indexOf(b.level) || (b.age || 0) - (a.age || 0));
-  const shown = groups.filter((one) => matches(one.name, one.problems.map((p) => p.title + p.text)));
-  const wanted = problems.filter(([one, group]) => one.level !== "note" && matches(group, one.title, one.text)).slice(0, 8);
+  const shown = groups.filter((row) => matches(row.name, row.problems.map((p) => p.title + p.text)));
+  const wanted = problems.filter(([row, group]) => row.level !== "note" && matches(group, row.title, row.text)).slice(0, 8);
   const columns = [
-    text("Group", (one) => h("a", { href: address(one.name) }, one.name), "name"), text("State", (one) => pill(...levelOf(one)), "state"),
-    num("Members", (one) => one.living, (living, one) => (one.silent ? `${living} + ${one.silent} silent` : count(living))), num("Partitions", (one) => one.partition_count),
-    num("Lag", (one) => one.lag, lagText), num("Messages/s", (one) => one.rate),
-    text("30 min", (one) => spark((known.history.handled || {})[one.name], `messages a second of ${one.name}, the last half hour`), ""),
-    num("In flight", (one) => one.in_flight), num("Parked", (one) => one.parked_keys), num("Dead letters", (one) => one.dead_letters), num("Pending", (one) => one.pending),
-    text("First cause", (one) => one.problems.length > 0 && one.problems[0].title, "text dim")];
+    text("Group", (row) => h("a", { href: address(row.name) }, row.name), "name"), text("State", (row) => pill(...levelOf(row)), "state"),
+    num("Members", (row) => row.living, (living, row) => (row.silent ? `${living} + ${row.silent} silent` : count(living))), num("Partitions", (row) => row.partition_count),
+    num("Lag", (row) => row.lag, lagText), num("Messages/s", (row) => row.rate),
+    text("30 min", (row) => spark((known.history.handled || {})[row.name], `messages a second of ${row.name}, the last half hour`), ""),
+    num("In flight", (row) => row.in_flight), num("Parked", (row) => row.parked_keys), num("Dead letters", (row) => row.dead_letters), num("Pending", (row) => row.pending),
+    text("First cause", (row) => row.problems.length > 0 && row.problems[0].title, "text dim")];
   return [
     h("div", { class: "head" }, h("h1", null, state.of === "this process" ? "This process" : "All groups"), h("span", { class: "dim" }, state.of === "this process" ? "" : "as they report to " + state.of)),
     h("dl", { class: "tiles" },
       tile("Groups", count(state.count)), tile("Members", count(total("living")), total("silent") ? `${total("silent")} silent` : "", total("silent") ? "bad" : ""),
-      tile("Lag", lagText(groups.some((one) => one.lag === null) ? null : total("lag"))), tile("Messages/s", count(total("rate"))), tile("In flight", count(total("in_flight"))),
+      tile("Lag", lagText(groups.some((row) => row.lag === null) ? null : total("lag"))), tile("Messages/s", count(total("rate"))), tile("In flight", count(total("in_flight"))),
       tile("Problems", count(total("bad")), total("warn") ? `${total("warn")} to look at` : "", total("bad") ? "bad" : total("warn") ? "warn" : "")),
-    wanted.length > 0 && card("look", "What needs a look", "", h("ul", { class: "problems" }, wanted.map(([one, group], number) => problemItem(one, group, number)))),
+    wanted.length > 0 && card("look", "What needs a look", "", h("ul", { class: "problems" }, wanted.map(([row, group], number) => problemItem(row, group, number)))),
     card("groups", "Groups", shown.length < state.count ? `${shown.length} of ${state.count}` : "",
-      shown.length ? table(shown, (one) => one.name, columns)
-        : h("p", { class: "empty" }, state.count ? "No group matches the filter." : "Nobody reports. Start apps with `penstock run --report`, or App(report=True).")),
+      shown.length ? table(shown, (row) => row.name, columns)
+        : h("p", { class: "empty" }, state.count ? "No group matches the filter." : "No member reports. Start apps with `penstock run --report` or App(report=True).")),
   ];
 }
 
 function lanes(list) {
   const classes = [0.1, 1, 5, 30, 120];
   const heat = (age) => classes.filter((limit) => age >= limit).length;
-  const strips = list.map((one) => {
-    const depth = one.depth.reduce((sum, each) => sum + each, 0), oldest = Math.max(0, ...one.age), most = Math.max(...one.depth, 1), n = one.depth.length;
-    return h("div", { class: "lane", key: one.handler },
-      h("div", { class: "title" }, h("b", null, one.handler), h("span", { class: "dim" }, `${many(depth, "message")}, the deepest ${count(most)}, the oldest ${span(oldest)}`)),
-      h("svg", { viewBox: `0 0 ${n * 10} 44`, preserveAspectRatio: "none", role: "img", "aria-label": `lanes of ${one.handler}: ${many(depth, "message")}, the oldest ${span(oldest)}` },
-        one.depth.map((deep, at) => [
+  const strips = list.map((lane) => {
+    const depth = lane.depth.reduce((sum, each) => sum + each, 0), oldest = Math.max(0, ...lane.age), most = Math.max(...lane.depth, 1), n = lane.depth.length;
+    const tall = (deep) => 44 * (0.12 + 0.88 * Math.log1p(deep) / Math.log1p(most));
+    return h("div", { class: "lane", key: lane.handler },
+      h("div", { class: "title" }, h("b", null, lane.handler), h("span", { class: "dim" }, `${many(depth, "message")}, the deepest ${count(most)}, the oldest ${span(oldest)}`)),
+      h("svg", { viewBox: `0 0 ${n * 10} 44`, preserveAspectRatio: "none", role: "img", "aria-label": `lanes of ${lane.handler}: ${many(depth, "message")}, the oldest ${span(oldest)}` },
+        lane.depth.map((deep, at) => [
           h("rect", { class: "track", x: at * 10, y: 0, width: 9, height: 44 }),
-          deep > 0 && h("rect", { class: "heat" + heat(one.age[at]), x: at * 10, width: 9,
-            y: 44 - (44 * (0.12 + 0.88 * Math.log1p(deep) / Math.log1p(most))), height: 44 * (0.12 + 0.88 * Math.log1p(deep) / Math.log1p(most)) }),
+          deep > 0 && h("rect", { class: "heat" + heat(lane.age[at]), x: at * 10, width: 9, y: 44 - tall(deep), height: tall(deep) }),
         ])));
   });
   const words = ["< 0.1 s", "0.1 s", "1 s", "5 s", "30 s", "2 min"];
@@ -267,38 +267,38 @@ function lanes(list) {
       strips.length > 0 && h("div", { class: "legend" }, words.map((word, n) => h("span", null, h("svg", { viewBox: "0 0 10 10" }, h("rect", { class: "heat" + n, width: 10, height: 10 })), word)))));
 }
 
-const rowlink = (one, title) => h("button", { class: "rowlink", onClick: () => openDetails(one) }, title);
+const rowlink = (item, title) => h("button", { class: "rowlink", onClick: () => openDetails(item) }, title);
 const none = (title) => h("p", { class: "empty" }, title);
 function partitions(group) {
-  const shown = group.partitions.filter((one) => matches(place(one), one.member, one.state, one.holds)), all = group.partition_count;
-  const most = Math.max(1, ...shown.map((one) => one.lag || 0)), width = (lag) => (96 * (lag || 0)) / most;
-  const kind = (one) => one.trouble || one.state === "dead letter" || one.state === "held" ? "text bad-text" : one.blocking_offset === undefined && !one.paused ? "text dim" : "text";
-  return card("partitions", "Partitions", shown.length < all ? `the ${shown.length} that most need a look, of ${count(all)}` : count(all), shown.length ? table(shown, (one) => one.member + place(one), [
-    text("Partition", (one) => [rowlink(one, place(one)), known.route.member === undefined && h("small", null, one.member)], "name"),
-    num("Lag", (one) => one.lag, (lag) => [count(lag), lag !== undefined && h("svg", { class: "spark", viewBox: "0 0 96 3", "aria-hidden": "true" }, h("rect", { class: "heat2", x: 96 - width(lag), width: width(lag), height: 3 }))]),
-    num("Watermark", (one) => one.watermark ?? -1, (at) => (at < 0 ? "–" : String(at))), num("Gaps", (one) => one.gaps), num("In flight", (one) => one.in_flight), num("Parked", (one) => one.parked),
-    text("What holds it", (one) => h("span", { class: kind(one) }, one.holds))]) : none("None."));
+  const shown = group.partitions.filter((row) => matches(place(row), row.member, row.state, row.holds)), all = group.partition_count;
+  const most = Math.max(1, ...shown.map((row) => row.lag || 0)), width = (lag) => (96 * (lag || 0)) / most;
+  const kind = (row) => row.trouble || row.state === "dead letter" || row.state === "held" ? "text bad-text" : row.blocking_offset === undefined && !row.paused ? "text dim" : "text";
+  return card("partitions", "Partitions", shown.length < all ? `the ${shown.length} that most need a look, of ${count(all)}` : count(all), shown.length ? table(shown, (row) => row.member + place(row), [
+    text("Partition", (row) => [rowlink(row, place(row)), known.route.member === undefined && h("small", null, row.member)], "name"),
+    num("Lag", (row) => row.lag, (lag) => [count(lag), lag !== undefined && h("svg", { class: "spark", viewBox: "0 0 96 3", "aria-hidden": "true" }, h("rect", { class: "heat2", x: 96 - width(lag), width: width(lag), height: 3 }))]),
+    num("Watermark", (row) => row.watermark ?? -1, (at) => (at < 0 ? "–" : String(at))), num("Gaps", (row) => row.gaps), num("In flight", (row) => row.in_flight), num("Parked", (row) => row.parked),
+    text("What holds it", (row) => h("span", { class: kind(row) }, row.holds))]) : none("None."));
 }
 function members(group) {
-  const shown = group.members.filter((one) => matches(one.member, one.host)), all = group.member_count;
-  const state = (one) => one.silent ? pill(one.replaced ? "" : "bad", (one.replaced ? "replaced, " : "") + `silent for ${span(one.age)}`) : pill("ok", "reports");
-  return card("members", "Members", shown.length < all ? `${shown.length} of ${all}` : count(all), table(shown, (one) => one.member, [
-    text("Member", (one) => [h("a", { href: address(group.name, one.member) }, one.member), h("small", null, `process ${one.process} on ${one.host}`)], "name"), text("State", state, "state"),
-    num("Partitions", (one) => one.partition_count), num("Lag", (one) => one.lag, lagText), num("Messages/s", (one) => one.rate), num("Failed/s", (one) => one.failed_rate), num("In flight", (one) => one.in_flight),
-    num("Workers busy", (one) => one.busy, (busy, one) => (one.workers === null ? "–" : `${busy} of ${one.workers}`)), num("Parked", (one) => one.parked_keys), num("Up", (one) => one.uptime, span),
-    ...(can("stacks") ? [text("", (one) => one.commands && action("Stacks", "stacks", { group: group.name, member: one.member }))] : [])], (one) => (one.silent ? "silent" : "")));
+  const shown = group.members.filter((row) => matches(row.member, row.host)), all = group.member_count;
+  const state = (row) => row.silent ? pill(row.replaced ? "" : "bad", (row.replaced ? "replaced, " : "") + `silent for ${span(row.age)}`) : pill("ok", "reports");
+  return card("members", "Members", shown.length < all ? `${shown.length} of ${all}` : count(all), table(shown, (row) => row.member, [
+    text("Member", (row) => [h("a", { href: address(group.name, row.member) }, row.member), h("small", null, `process ${row.process} on ${row.host}`)], "name"), text("State", state, "state"),
+    num("Partitions", (row) => row.partition_count), num("Lag", (row) => row.lag, lagText), num("Messages/s", (row) => row.rate), num("Failed/s", (row) => row.failed_rate), num("In flight", (row) => row.in_flight),
+    num("Workers busy", (row) => row.busy, (busy, row) => (row.workers === null ? "–" : `${busy} of ${row.workers}`)), num("Parked", (row) => row.parked_keys), num("Up", (row) => row.uptime, span),
+    ...(can("stacks") ? [text("", (row) => row.commands && action("Stacks", "stacks", { group: group.name, member: row.member }))] : [])], (row) => (row.silent ? "silent" : "")));
 }
 function parked(group) {
-  const shown = group.parked.filter((one) => matches(place(one), one.handler, one.key_hash));
-  return card("parked", "Parked keys", count(group.parked_keys), group.parked.length ? table(shown, (one) => place(one) + one.offset, [
-    text("Head", (one) => rowlink(one, `${place(one)}@${one.offset}`), "name"), text("Handler", (one) => one.handler, ""), text("State", (one) => one.state, ""),
-    num("Tries", (one) => one.attempt), num("Since", (one) => one.age, span), num("Next try", (one) => one.due_in, (due) => (due === undefined ? "not set" : "in " + span(due)))]) : none("None."));
+  const shown = group.parked.filter((row) => matches(place(row), row.handler, row.key_hash));
+  return card("parked", "Parked keys", count(group.parked_keys), group.parked.length ? table(shown, (row) => place(row) + row.offset, [
+    text("Head", (row) => rowlink(row, `${place(row)}@${row.offset}`), "name"), text("Handler", (row) => row.handler, ""), text("State", (row) => row.state, ""),
+    num("Tries", (row) => row.attempt), num("Since", (row) => row.age, span), num("Next try", (row) => row.due_in, (due) => (due === undefined ? "not set" : "in " + span(due)))]) : none("None."));
 }
 function deadLetters(group) {
-  const origin = (age, one) => one.offset === null ? span(age) + " ago" : [rowlink(one, `${place(one)}@${one.offset}`), h("small", { class: "dim" }, ` ${span(age)} ago`)];
-  return card("letters", "Dead letters", many(sum(group.dead_letters, "count"), "message") + " since the members' start", group.dead_letters.length ? table(group.dead_letters, (one) => [one.topic, one.dead_letter_topic, one.error].join("|"), [
-    text("Reason", (one) => [one.error, h("small", null, `${one.topic} → ${one.dead_letter_topic}`)], "name"), num("Messages", (one) => one.count), num("Last", (one) => one.age, origin),
-    ...(can("replay") ? [text("", (one) => action("Replay …", "replay", { topic: one.dead_letter_topic }, [["partition", "Partition", "number"], ["offset", "Offset", "number"]]))] : [])]) : none("None since the members' start."));
+  const origin = (age, row) => row.offset === null ? span(age) + " ago" : [rowlink(row, `${place(row)}@${row.offset}`), h("small", { class: "dim" }, ` ${span(age)} ago`)];
+  return card("letters", "Dead letters", many(sum(group.dead_letters, "count"), "message") + " since the members' start", group.dead_letters.length ? table(group.dead_letters, (row) => [row.topic, row.dead_letter_topic, row.error].join("|"), [
+    text("Reason", (row) => [row.error, h("small", null, `${row.topic} → ${row.dead_letter_topic}`)], "name"), num("Messages", (row) => row.count), num("Last", (row) => row.age, origin),
+    ...(can("replay") ? [text("", (row) => action("Replay …", "replay", { topic: row.dead_letter_topic }, [["partition", "Partition", "number"], ["offset", "Offset", "number"]]))] : [])]) : none("None since the members' start."));
 }
 function pauses(group) {
   const now = Object.entries(group.paused), before = Object.entries(group.pauses);
@@ -308,33 +308,33 @@ function pauses(group) {
     !now.length && !before.length && h("p", { class: "dim" }, "No partition was paused.")));
 }
 function transactions(group) {
-  const counts = group.coordinators.map((one) => one.counts), total = (name) => count(sum(counts, name));
-  return card("transactions", "Transactions", `${total("pending")} pending, the oldest ${span(Math.max(0, ...counts.map((one) => one.oldest_pending_age || 0)))}`,
+  const counts = group.coordinators.map((row) => row.counts), total = (name) => count(sum(counts, name));
+  return card("transactions", "Transactions", `${total("pending")} pending, the oldest ${span(Math.max(0, ...counts.map((row) => row.oldest_pending_age || 0)))}`,
     h("div", { class: "body dim" }, `${total("committed")} committed, ${total("rolled_back")} rolled back, ${total("discarded")} discarded, ${total("checks")} checks, ${total("no_producer")} of which reached no producer`,
-      resumers(group).map((given) => h("span", { key: given.member || "" }, " ", action("Resume a discarded one …", "resume-transaction", given, (given.group ? [] : [["prefix", "Prefix of the store", "text", "penstock"]]).concat([["transaction_id", "Transaction", "text"]]))))),
-    group.transactions.length > 0 && table(group.transactions, (one) => one.id, [
-      text("Transaction", (one) => one.id, "name mono"), text("Producer group", (one) => one.group), text("Topics", (one) => one.topics), num("Age", (one) => one.age, span), num("Checks", (one) => one.checks),
-      text("Waits for", (one) => one.waits_for || "the decision of its producer"), ...(can("settle") ? [text("", settle)] : [])]));
+      resumers(group).map((target) => h("span", { key: target.member || "" }, " ", action("Resume a discarded one …", "resume-transaction", target, (target.group ? [] : [["prefix", "Prefix of the store", "text", "penstock"]]).concat([["transaction_id", "Transaction", "text"]]))))),
+    group.transactions.length > 0 && table(group.transactions, (row) => row.id, [
+      text("Transaction", (row) => row.id, "name mono"), text("Producer group", (row) => row.group), text("Topics", (row) => row.topics), num("Age", (row) => row.age, span), num("Checks", (row) => row.checks),
+      text("Waits for", (row) => row.waits_for || "the decision of its producer"), ...(can("settle") ? [text("", settle)] : [])]));
 }
-// Who settles: anybody where the store is in Kafka, else the coordinator, where it hears commands; null: nobody from here.
+// The process that settles: any with permission for a store in Kafka ({}), else the coordinator if it receives commands; null: none.
 function operated(operator) {
   const of = operator || {};
   return (of.store || "kafka") === "kafka" ? {} : of.group ? { group: of.group, member: of.member } : null;
 }
-function settle(one) {
-  const by = operated(one.operator);
-  return by && action("Settle …", "settle", by.group ? { ...by, transaction_id: one.id } : { prefix: one.prefix, transaction_id: one.id }, [["decision", "Decision", "select", ["rollback", "commit", "discard"]]]);
+function settle(transaction) {
+  const by = operated(transaction.operator);
+  return by && action("Settle …", "settle", by.group ? { ...by, transaction_id: transaction.id } : { prefix: transaction.prefix, transaction_id: transaction.id }, [["decision", "Decision", "select", ["rollback", "commit", "discard"]]]);
 }
 function resumers(group) {
-  const found = group.coordinators.map((one) => operated(one.operator)).filter(Boolean);
-  return found.filter((one) => one.group).concat(found.filter((one) => !one.group).slice(0, 1));
+  const found = group.coordinators.map((coordinator) => operated(coordinator.operator)).filter(Boolean);
+  return found.filter((operator) => operator.group).concat(found.filter((operator) => !operator.group).slice(0, 1));
 }
 function sinks(group) {
   const past = Object.entries(known.history.series || {}).filter(([name]) => name.startsWith("batch "));
-  const state = (one) => pill(["running", "standby"].includes(one.state) ? "ok" : one.state === "failed" ? "bad" : "warn", one.state);
-  return [card("sinks", "Spark queries", "", table(group.sinks, (one) => one.name + one.member, [
-    text("Query", (one) => one.name, "name"), text("State", state, ""), num("Batch", (one) => one.batch_id, (id) => String(id ?? "–")), num("Rows", (one) => one.rows), num("Rows/s", (one) => one.rows_per_s),
-    num("Last batch took", (one) => one.batch_seconds, span), num("Lag", (one) => one.lag), num("Restarts", (one) => one.restarts), text("Last error", (one) => one.last_error)])),
+  const state = (row) => pill(["running", "standby"].includes(row.state) ? "ok" : row.state === "failed" ? "bad" : "warn", row.state);
+  return [card("sinks", "Spark queries", "", table(group.sinks, (row) => row.name + row.member, [
+    text("Query", (row) => row.name, "name"), text("State", state, ""), num("Batch", (row) => row.batch_id, (id) => String(id ?? "–")), num("Rows", (row) => row.rows), num("Rows/s", (row) => row.rows_per_s),
+    num("Last batch took", (row) => row.batch_seconds, span), num("Lag", (row) => row.lag), num("Restarts", (row) => row.restarts), text("Last error", (row) => row.last_error)])),
     past.length > 0 && h("div", { class: "charts", key: "sinkcharts" }, past.map(([name, points]) => chart(name, `Batches of ${name.slice(6)}`, span, [["", points, ""]], true)))];
 }
 
@@ -342,24 +342,24 @@ function groupPage(state) {
   const group = state.group, { group: name, member } = known.route;
   if (!group || (member !== undefined && !group.members.length)) return [h("div", { class: "head" }, h("h1", null, member || name)), h("p", { class: "empty" }, member !== undefined ? "This member does not report now." : "No member of this group reports now."), h("p", null, h("a", { href: member !== undefined ? address(name) : "#/" }, "Back"))];
   const series = known.history.series || {}, [p50, p99] = [series.p50, series.p99].map((points) => (points || []).at(-1)), [level, word] = levelOf({ ...group, bad: group.problems.filter((p) => p.level === "bad").length, warn: group.problems.filter((p) => p.level === "warn").length });
-  const topics = [...new Set(group.partitions.map((one) => one.topic))];
+  const topics = [...new Set(group.partitions.map((row) => row.topic))];
   const who = member === undefined ? { group: name } : { group: name, member };
-  // A process may have Spark queries or a coordinator alone: then nothing is said of what it has not.
+  // A process may have only Spark queries or a coordinator: then it shows no consumer figures.
   const consumes = group.partition_count > 0 || group.partitions.length > 0 || (!group.sinks.length && !group.coordinators.length);
-  const shownProblems = group.problems.filter((one) => matches(one.title, one.text, one.member));
+  const shownProblems = group.problems.filter((row) => matches(row.title, row.text, row.member));
   return [
     h("div", { class: "head", key: "head" }, h("h1", null, member === undefined ? name : member), pill(level, word), h("span", { class: "space" }),
       group.commands && topics.length > 0 && [action("Pause …", "pause", who, [["topic", "Topic", "select", topics]]), action("Resume …", "resume", who, [["topic", "Topic", "select", topics]])],
-      member === undefined && action("Set offsets …", "offsets", { group: name }, [["to", "To: earliest, latest, a time, an offset, +N or -N", "text"], ["topics", "Topics, as orders:0,4-7; all where empty", "list"], ["keep_done", "Keep what is done above", "check"]]),
+      member === undefined && action("Set offsets …", "offsets", { group: name }, [["to", "To: earliest, latest, a time, an offset, +N or -N", "text"], ["topics", "Topics, for example orders:0,4-7; empty: all", "list"], ["keep_done", "Keep offsets done above the commit point", "check"]]),
       member !== undefined && group.commands && action("Stacks", "stacks", who)),
     h("dl", { class: "tiles", key: "tiles" },
-      !consumes && group.sinks.length > 0 && [tile("Rows/s", count(sum(group.sinks, "rows_per_s"))), tile("Lag", lagText(group.sinks.some((one) => one.lag === undefined) ? null : sum(group.sinks, "lag")))],
-      !consumes && group.coordinators.length > 0 && [tile("Published/s", count(group.rate)), tile("Pending", count(sum(group.coordinators.map((one) => one.counts), "pending"))), tile("Held", count(sum(group.coordinators.map((one) => one.counts), "held")))],
+      !consumes && group.sinks.length > 0 && [tile("Rows/s", count(sum(group.sinks, "rows_per_s"))), tile("Lag", lagText(group.sinks.some((row) => row.lag === undefined) ? null : sum(group.sinks, "lag")))],
+      !consumes && group.coordinators.length > 0 && [tile("Published/s", count(group.rate)), tile("Pending", count(sum(group.coordinators.map((row) => row.counts), "pending"))), tile("Held", count(sum(group.coordinators.map((row) => row.counts), "held")))],
       consumes && [tile("Messages/s", count(group.rate), group.failed_rate ? `${count(group.failed_rate)} failed` : ""), tile("Lag", lagText(group.lag)), tile("In flight", count(group.in_flight))],
       consumes && tile("Done within", span(p50), p99 === undefined || p99 === null ? "" : `99 % ${span(p99)}`),
       consumes && [tile("Parked keys", count(group.parked_keys), group.held_keys ? `${group.held_keys} held` : "", group.held_keys ? "bad" : ""), tile("Dead letters", count(sum(group.dead_letters, "count")), group.dead_letter_failures ? `${count(group.dead_letter_failures)} refused` : "", group.dead_letter_failures ? "warn" : "")],
       member === undefined && tile("Members", count(group.living), group.silent ? `${group.silent} silent` : "", group.silent ? "bad" : "")),
-    group.problems.length > 0 && card("problems", "What holds it up", shownProblems.length < group.problems.length ? `${shownProblems.length} of ${group.problems.length}` : "", h("ul", { class: "problems" }, shownProblems.map((one, number) => problemItem(one, null, number)))),
+    group.problems.length > 0 && card("problems", "What holds it up", shownProblems.length < group.problems.length ? `${shownProblems.length} of ${group.problems.length}` : "", h("ul", { class: "problems" }, shownProblems.map((row, number) => problemItem(row, null, number)))),
     consumes && h("div", { class: "charts", key: "charts" },
       chart("handled", "Messages/s", count, [["", series.handled, ""]]), chart("lag", "Lag", count, [["", series.lag, ""]]),
       chart("latency", "Latency", span, [["p50", series.p50, ""], ["p99", series.p99, "second"]]),
@@ -370,10 +370,10 @@ function groupPage(state) {
     group.coordinators.length > 0 && transactions(group), consumes && group.sinks.length > 0 && sinks(group)];
 }
 
-// ---- Details, and what can be done. ----
+// ---- Details and actions. ----
 
 const dialog = document.getElementById("dialog");
-let token = "";  // in memory only: it is asked for again after a reload
+let token = "";  // in memory only: a reload asks for it again
 const can = (name) => known.state.actions.includes(name);
 
 function openDialog(title, ...kids) {
@@ -384,26 +384,26 @@ function openDialog(title, ...kids) {
 const buttons = (...kids) => h("div", { class: "buttons" }, ...kids, h("button", { onClick: () => dialog.close() }, "Close"));
 const facts = (pairs) => h("dl", { class: "facts" }, pairs.filter(([, value]) => ![undefined, null, false, ""].includes(value)).map(([name, value]) => [h("dt", null, name), h("dd", null, value)]));
 
-function openDetails(one, title = place(one)) {
-  const at = { ...one, offset: one.blocking_offset ?? one.offset, member: one.member || known.route.member }, flying = one.in_flight !== undefined;
-  openDialog(title, h("p", null, one.text), facts([["What holds it", one.holds || one.state], ["Error", one.error], ["Member", at.member], ["Topic", one.topic], ["Partition", one.partition], ["Offset", at.offset], ["For", one.age && span(one.age)],
-    ["Failed tries", one.attempt], ["Lag", one.lag ?? one.waiting], ["Watermark", one.watermark], ["Position", one.position], ["Gaps above the watermark", one.gaps], ["In flight", flying && `${count(one.in_flight)} (${count(one.bytes_in_flight || 0)} bytes)`],
-    ["Parked", one.parked], ["Handler", one.handler], ["Worker", one.worker], ["Key hash", one.key_hash]]),
-    h("div", { id: "message" }), buttons(showMessage(at), actionsOf(at), one.kind === undefined && pauseOrResume(at)));
+function openDetails(item, title = place(item)) {
+  const at = { ...item, offset: item.blocking_offset ?? item.offset, member: item.member || known.route.member }, flying = item.in_flight !== undefined;
+  openDialog(title, h("p", null, item.text), facts([["What holds it", item.holds || item.state], ["Error", item.error], ["Member", at.member], ["Topic", item.topic], ["Partition", item.partition], ["Offset", at.offset], ["For", item.age && span(item.age)],
+    ["Failed tries", item.attempt], ["Lag", item.lag ?? item.waiting], ["Watermark", item.watermark], ["Position", item.position], ["Gaps above the watermark", item.gaps], ["In flight", flying && `${count(item.in_flight)} (${count(item.bytes_in_flight || 0)} bytes)`],
+    ["Parked", item.parked], ["Handler", item.handler], ["Worker", item.worker], ["Key hash", item.key_hash]]),
+    h("div", { id: "message" }), buttons(showMessage(at), actionsOf(at), item.kind === undefined && pauseOrResume(at)));
 }
-function showMessage(one) {
-  if (one.offset === undefined || one.offset === null || !known.state) return null;
-  if (!known.state.messages) return h("span", { class: "dim" }, "Key and payload are hidden; --show-messages shows them.");
-  return h("button", { onClick: () => loadMessage(one) }, "Show the message");
+function showMessage(message) {
+  if (message.offset === undefined || message.offset === null || !known.state) return null;
+  if (!known.state.messages) return h("span", { class: "dim" }, "Key and payload are hidden; start with --show-messages to see them.");
+  return h("button", { onClick: () => loadMessage(message) }, "Show the message");
 }
-// A producer may write any number: nanoseconds are no date that a browser has.
+// A producer may write any number: nanoseconds, for example, exceed a browser's dates.
 const writtenAt = (ms) => (Math.abs(ms) <= 8.64e15 ? new Date(ms).toISOString() : `${ms} ms after 1970, as it was sent`);
-async function loadMessage(one) {
+async function loadMessage(message) {
   const into = document.getElementById("message");
   patch(into, [h("p", { class: "dim" }, "Reading …")]);
   let kids;
   try {
-    const answer = await fetch("api/message?" + new URLSearchParams({ topic: one.topic, partition: one.partition, offset: one.offset }));
+    const answer = await fetch("api/message?" + new URLSearchParams({ topic: message.topic, partition: message.partition, offset: message.offset }));
     const reply = await answer.json();
     kids = answer.ok
       ? [facts([["Key", reply.key === null ? "none" : reply.key], ["Written", reply.timestamp === null ? "no time" : writtenAt(reply.timestamp)], ["Bytes", reply.bytes], ...reply.headers.map(([name, value]) => ["Header " + name, value])]), h("pre", { pre: reply.value === null ? "(no value)" : reply.value })]
@@ -411,34 +411,34 @@ async function loadMessage(one) {
   } catch (error) { kids = [h("p", { class: "bad-text" }, "It could not be read: " + error.message)]; }
   if (into.isConnected) patch(into, kids);
 }
-// What can be done about a problem, or about the message that holds a partition.
-function actionsOf(one) {
-  const { group } = known.route, { member, topic, partition, offset } = one, state = one.kind || one.state;
+// The actions for a problem, or for the message that blocks a partition.
+function actionsOf(item) {
+  const { group } = known.route, { member, topic, partition, offset } = item, state = item.kind || item.state;
   if (!group) return null;
   const inHandler = ["handler", "in handler", "behind a call"].includes(state);
   const canBeGivenUp = (inHandler || ["parked", "held", "keys"].includes(state)) && offset !== undefined;
-  return [one.transaction && settle(one.transaction),
+  return [item.transaction && settle(item.transaction),
     heard(member) && canBeGivenUp && action("Give up", "give-up", { group, member, topic, partition, offset }), heard(member) && inHandler && action("Stacks", "stacks", { group, member })];
 }
-function pauseOrResume(one) {
-  if (!heard(one.member) || one.partition === undefined) return null;
-  const where = { group: known.route.group, topic: one.topic, partition: one.partition };
-  return String(one.paused || "").startsWith("by the app") ? action("Resume", "resume", where) : action("Pause", "pause", where);
+function pauseOrResume(item) {
+  if (!heard(item.member) || item.partition === undefined) return null;
+  const where = { group: known.route.group, topic: item.topic, partition: item.partition };
+  return String(item.paused || "").startsWith("by the app") ? action("Resume", "resume", where) : action("Pause", "pause", where);
 }
-const heard = (member) => Boolean(known.state && known.state.group && known.state.group.members.some((one) => one.member === member && one.commands));
-function action(label, name, given, fields) {
-  return can(name) ? h("button", { class: "act", onClick: () => ask(label.replace(" …", ""), name, given, fields || []) }, label) : null;
+const heard = (member) => Boolean(known.state && known.state.group && known.state.group.members.some((candidate) => candidate.member === member && candidate.commands));
+function action(label, name, parameters, fields) {
+  return can(name) ? h("button", { class: "act", onClick: () => ask(label.replace(" …", ""), name, parameters, fields || []) }, label) : null;
 }
 
-// Asks for what is missing, shows what would be done, asks once more, and then shows what was done.
-function ask(label, name, given, fields, said) {
+// Asks for missing arguments, shows the dry run, asks for confirmation, and then shows the result.
+function ask(label, name, parameters, fields, said) {
   const field = ([key, title, kind, of]) => kind === "check"
     ? h("label", { class: "check", key }, h("input", { type: "checkbox", name: key }), title)
-    : h("label", { key }, title, kind === "select" ? h("select", { name: key }, of.map((one) => h("option", { value: one }, one)))
+    : h("label", { key }, title, kind === "select" ? h("select", { name: key }, of.map((option) => h("option", { value: option }, option)))
       : h("input", { name: key, type: kind === "number" ? "number" : "text", start: of || "", required: kind !== "list", autocomplete: "off" }));
   const submit = (event) => {
     event.preventDefault();
-    const form = event.target, body = { ...given };
+    const form = event.target, body = { ...parameters };
     if (form.elements.token) token = form.elements.token.value;
     for (const [key, , kind] of fields) {
       const input = form.elements[key];
@@ -447,32 +447,32 @@ function ask(label, name, given, fields, said) {
       else if (kind === "list") { if (input.value.trim()) body[key] = input.value.trim().split(/\s+/); }
       else body[key] = input.value;
     }
-    post(label, name, given, fields, body, true);
+    post(label, name, parameters, fields, body, true);
   };
-  if (token && !fields.length && !said) { post(label, name, given, fields, given, true); return; }
-  openDialog(label, said && h("p", { class: "bad-text" }, said), facts(Object.entries(given)), h("form", { onSubmit: submit }, fields.map(field),
+  if (token && !fields.length && !said) { post(label, name, parameters, fields, parameters, true); return; }
+  openDialog(label, said && h("p", { class: "bad-text" }, said), facts(Object.entries(parameters)), h("form", { onSubmit: submit }, fields.map(field),
     !token && h("label", { key: "token" }, "Token of the dashboard", h("input", { name: "token", type: "password", required: true, autocomplete: "off" })),
     h("div", { class: "buttons" }, h("button", { type: "button", onClick: () => dialog.close() }, "Cancel"), h("button", { class: "main" }, "Go on"))));
 }
-async function post(label, name, given, fields, body, dry) {
+async function post(label, name, parameters, fields, body, dry) {
   let answer, reply;
   openDialog(label, h("p", { class: "dim" }, dry ? "Asking what it would do …" : "Doing it …"));
   try {
     answer = await fetch("api/actions/" + name, { method: "POST", headers: { "Content-Type": "application/json", Authorization: "Bearer " + token }, body: JSON.stringify(dry ? { ...body, dry_run: true } : body) });
     reply = await answer.json();
-  } catch (error) { openDialog(label, h("p", { class: "bad-text" }, "No answer: " + error.message + ". Whether it was done is not known; the audit topic tells."), buttons()); return; }
-  if (answer.status === 401) { token = ""; ask(label, name, given, fields, reply.said); return; }
+  } catch (error) { openDialog(label, h("p", { class: "bad-text" }, "No answer: " + error.message + ". The result is unknown; see the audit topic."), buttons()); return; }
+  if (answer.status === 401) { token = ""; ask(label, name, parameters, fields, reply.said); return; }
   if (!answer.ok) { openDialog(label, h("p", { class: "bad-text" }, reply.said), buttons()); return; }
   if (dry) {
     openDialog(label, h("p", null, reply.said), reply.details && h("pre", { pre: reply.details }), h("div", { class: "buttons" }, h("button", { onClick: () => dialog.close() }, "Cancel"),
-      h("button", { class: "danger", onClick: () => post(label, name, given, fields, body, false) }, label)));
+      h("button", { class: "danger", onClick: () => post(label, name, parameters, fields, body, false) }, label)));
     return;
   }
   const level = reply.outcome === "done" || reply.outcome === "sent" ? "ok" : "bad";
   openDialog(label, h("p", null, pill(level, reply.outcome), " ", reply.said), reply.details && h("pre", { pre: reply.details }), reply.id && h("p", { class: "dim" }, "In the audit topic as " + reply.id), buttons());
 }
 
-// ---- The whole. ----
+// ---- The whole page. ----
 
 function topBar() {
   const { group, member } = known.route, state = known.state, own = state && state.of === "this process";
@@ -488,9 +488,9 @@ function topBar() {
 function banners(state) {
   const passed = Object.entries(state.ignored || {});
   return [
-    known.link === "lost" && h("div", { class: "banner", key: "lost", role: "alert" }, "The dashboard does not answer: what you see is of " + new Date(known.at).toLocaleTimeString() + ". It is tried again."),
-    state.trouble && h("div", { class: "banner", key: "trouble", role: "alert" }, state.of === "this process" ? seen(state.trouble) : "Nothing newer is known than what is shown: " + state.trouble),
-    passed.length > 0 && h("div", { class: "banner soft", key: "ignored" }, "Records that are no reports were passed over: " + passed.map(([why, n]) => `${n} ${why}`).join(", "))];
+    known.link === "lost" && h("div", { class: "banner", key: "lost", role: "alert" }, "The dashboard does not answer: this is the state of " + new Date(known.at).toLocaleTimeString() + ". The page tries again."),
+    state.trouble && h("div", { class: "banner", key: "trouble", role: "alert" }, state.of === "this process" ? seen(state.trouble) : "This is the last known state: " + state.trouble),
+    passed.length > 0 && h("div", { class: "banner soft", key: "ignored" }, "Ignored records, which are no reports: " + passed.map(([why, n]) => `${n} ${why}`).join(", "))];
 }
 let drawing = false;
 function draw() {
@@ -501,7 +501,7 @@ function draw() {
     const { group, member } = known.route, state = known.state;
     document.title = [member, group, "penstock"].filter(Boolean).map(flat).join(" · ");
     patch(document.getElementById("top"), topBar());
-    patch(document.getElementById("main"), state === null ? [h("p", { class: "empty" }, known.link === "lost" ? "The dashboard does not answer; it is tried again." : "Waiting for the first state …")]
+    patch(document.getElementById("main"), state === null ? [h("p", { class: "empty" }, known.link === "lost" ? "The dashboard does not answer; the page tries again." : "Waiting for the first state …")]
       : [banners(state), group === undefined ? overview(state) : groupPage(state)]);
   });
 }

@@ -1,4 +1,4 @@
-"""Carrying out a command in a member or a coordinator: what each name does, and the answer."""
+"""Executes a command in a member or a coordinator, and makes the answer."""
 
 from __future__ import annotations
 
@@ -10,42 +10,44 @@ from traceback import format_stack
 
 from penstock.errors import BrokerConnectionError, DecisionNotStoredError, NotGivenUpError, PenstockError
 from penstock.fleet.commands.audit import MOST_DETAILS, Answer
-from penstock.fleet.commands.command import ACTIONS, Command, Doer
+from penstock.fleet.commands.command import ACTIONS, Command, Executor
 from penstock.fleet_member import Member, Outcome, StoreOperator
 
 _log = logging.getLogger(__name__)
 
-#: Calls of a stack that are shown.
+#: The limit of calls shown of a stack.
 _MOST_FRAMES = 40
 
 
-def answered(name: str, work: Callable[[], Answer]) -> Answer:
-    """Do something for an action; return what came of it, whatever it raised."""
+def answer_of(name: str, work: Callable[[], Answer]) -> Answer:
+    """Run the work of an action; return its answer, or the answer that its exception means."""
     try:
         return work()
     except (DecisionNotStoredError, BrokerConnectionError) as error:
-        # What was asked may have been done.
+        # The action may have happened.
         return Answer(Outcome.FAILED, str(error))
     except NotGivenUpError as error:
         return Answer(Outcome.SENT if error.is_under_way else Outcome.REFUSED, str(error))
     except PenstockError as error:
         return Answer(Outcome.REFUSED, str(error))
-    except Exception as error:  # noqa: BLE001 - its text may be anything; the log is this process's own
+    except Exception as error:  # noqa: BLE001 - its text may hold payloads; only this process's own log gets it
         _log.exception("%s failed", name)
-        return Answer(Outcome.FAILED, f"{name} failed with {type(error).__name__}; the log of who did it says where")
+        return Answer(
+            Outcome.FAILED, f"{name} failed with {type(error).__name__}; the log of the process that ran it says where"
+        )
 
 
-def carry_out(command: Command, doing: Member | StoreOperator) -> Answer:
-    """Do what a command says; return what came of it, whatever that raises."""
-    is_for_store = ACTIONS[command.name].doer is Doer.STORE
-    if isinstance(doing, StoreOperator):
+def execute(command: Command, target: Member | StoreOperator) -> Answer:
+    """Execute a command; return the answer, also if it raised."""
+    is_for_store = ACTIONS[command.name].executor is Executor.STORE
+    if isinstance(target, StoreOperator):
         if is_for_store:
-            return answered(command.name, lambda: _operate(command, doing))
+            return answer_of(command.name, lambda: _operate(command, target))
         said = f"{command.name} is for a member with handlers, and this is a coordinator"
     elif is_for_store:
         said = f"{command.name} is for a coordinator that hears commands, and this is a member of {command.group}"
     else:
-        return answered(command.name, lambda: _handle(command, doing))
+        return answer_of(command.name, lambda: _handle(command, target))
     return Answer(Outcome.REFUSED, said)
 
 
@@ -59,8 +61,8 @@ def _handle(command: Command, member: Member) -> Answer:
             member.resume(topic, partition)
             said = f"{command.place} goes on"
         case "give-up":
-            letters = member.give_up(topic, command.parameters["partition"], command.parameters["offset"])
-            said = f"{command.place} was given up: {letters} has it, and its key goes on"
+            topic_of_dead_letters = member.give_up(topic, command.parameters["partition"], command.parameters["offset"])
+            said = f"{command.place} was given up: {topic_of_dead_letters} has it, and its key goes on"
         case _:
             stacks = "\n".join(_stacks(member.stacks()))[:MOST_DETAILS]
             return Answer(Outcome.DONE, f"the stacks of {threading.active_count()} threads", stacks)
@@ -75,15 +77,15 @@ def _operate(command: Command, store: StoreOperator) -> Answer:
 
 
 def _stacks(of_tasks: Mapping[str, str]) -> Iterator[str]:
-    """Yield the stack of each thread and task, the call last: files, lines, functions; no values, no text of code."""
+    """Yield the stack of each thread and task, the innermost call last: files, lines, functions; no values, no code."""
     frames = sys._current_frames()  # noqa: SLF001 - the documented way to a stack
     threads = {thread.ident: thread.name for thread in threading.enumerate()}
-    found = [(threads.get(it, "a thread without a name"), format_stack(frame)) for it, frame in frames.items()]
-    # Ours first: what does not fit is cut.
+    found = [(threads.get(ident, "a thread without a name"), format_stack(frame)) for ident, frame in frames.items()]
+    # Our own threads first: the end of a long text is cut.
     found.sort(key=lambda stack: (not stack[0].startswith("penstock-"), stack[0]))
     found += [(name, stack.splitlines()) for name, stack in of_tasks.items() if name not in threads.values()]
     for name, calls in found:
         yield f"{name}:"
-        # The second line of a call is its code, which may hold anything.
+        # The second line of a call is source code, which may hold secrets.
         places = [call.splitlines()[0].strip() for call in calls if call.startswith('  File "')]
         yield from (f"  {place}" for place in places[-_MOST_FRAMES:])
