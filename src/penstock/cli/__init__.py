@@ -1,4 +1,4 @@
-"""The command line, `penstock`: one module a command, put together in `frame.py`. It needs the extra `cli`."""
+"""The command line, `penstock`: one module per command, assembled in `frame.py`. It needs the extra `cli`."""
 
 import sys
 
@@ -8,7 +8,7 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Run the command line, or name the extra to install where its packages are missing."""
+    """Run the command line, or name the extra to install if its packages are missing."""
     try:
         from penstock.cli import frame
     except ModuleNotFoundError as error:

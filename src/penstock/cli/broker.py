@@ -13,36 +13,36 @@ from penstock.cli.output import log_to_stderr
 from penstock.errors import DevBrokerError
 from penstock.supervisor.stopping import until_signal
 
-_LOOK_INTERVAL_S = 0.2
+_POLL_S = 0.2
 
 
 def broker(
     *,
-    port: Annotated[int, typer.Option(min=0, max=65_535, help="Port on 127.0.0.1; 0 takes a free one.")] = 9092,
+    port: Annotated[int, typer.Option(min=0, max=65_535, help="Port on 127.0.0.1; 0 is any free port.")] = 9092,
     nodes: Annotated[
         int,
-        typer.Option(min=1, max=9, help="How many brokers: with 3, topics have three copies."),
+        typer.Option(min=1, max=9, help="Number of brokers. With 3, topics have three replicas."),
     ] = 1,
     data_dir: Annotated[
-        Path | None, typer.Option("--data-dir", help="Keep topics in this folder and find them there again.")
+        Path | None, typer.Option("--data-dir", help="Keep topics in this folder, and use the topics in it.")
     ] = None,
-    keep: Annotated[bool, typer.Option("--keep", help="Keep topics, in a folder of penstock's own.")] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep topics, in penstock's own folder.")] = False,
     security: Annotated[
         str | None,
         typer.Option(
             "--security",
             metavar="KIND",
-            help="Ask clients who they are: sasl_ssl, sasl_plaintext or ssl (client certificates).",
+            help="Authenticate clients by sasl_ssl, sasl_plaintext or ssl (client certificates).",
         ),
     ] = None,
     acls: Annotated[
-        bool, typer.Option("--acls", help="With --security: users may do only what an administrator allowed them.")
+        bool, typer.Option("--acls", help="With --security: users have only the permissions that they were given.")
     ] = False,
 ) -> None:
     """Run a real Kafka broker on this machine until Ctrl-C.
 
-    Topics are gone when it ends, unless --keep or --data-dir asks for them. The first start fetches Kafka. With
-    --security, the settings of a user that may do everything are in a file, whose name is printed.
+    Topics are deleted when it ends, except with --keep or --data-dir. The first start downloads Kafka. With --security,
+    it prints the name of a file with the settings of an administrator.
     """
     from penstock.devbroker import DevBroker
 
@@ -56,15 +56,16 @@ def broker(
         config = ""
         if security is not None:
             config = ", config=..."
-            typer.echo(f"  settings: {running.settings_file()}, as NAME=VALUE; they are those of an administrator,")
-            typer.echo("            and you alone can read them")
+            typer.echo(
+                f"  settings: {running.settings_file()}, as NAME=VALUE, of an administrator; only you can read it"
+            )
         typer.echo(f"  connect:  penstock.App(..., bootstrap_servers={running.bootstrap_servers!r}{config})")
-        typer.echo("  topics:   " + (f"kept in {folder}" if folder else "gone when the broker ends"))
+        typer.echo("  topics:   " + (f"kept in {folder}" if folder else "deleted when the broker ends"))
         typer.echo("  stop:     Ctrl-C")
         while running.running:
-            time.sleep(_LOOK_INTERVAL_S)
+            time.sleep(_POLL_S)
         raise DevBrokerError(
-            f"the broker at {running.bootstrap_servers} ended by itself; start it again, or read {running.log_path}"
+            f"the broker at {running.bootstrap_servers} ended unexpectedly; read {running.log_path} or start it again"
         )
 
 

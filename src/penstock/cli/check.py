@@ -1,4 +1,4 @@
-"""`penstock check`: the settings of an app, its connection, its topics and its rights, before it is started."""
+"""`penstock check`: the settings of an app, its connection, its topics and its permissions, before it is started."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from penstock.cli.needs import AppNeeds
     from penstock.clients.rights import Right, Rights
 
-#: Seconds that the first use of groups on a cluster may take, and between two looks.
-_GROUP_READY_BUDGET_S, _LOOK_S = 10.0, 0.3
+#: The timeout in seconds for the first use of groups on a cluster, and the delay between two requests.
+_GROUP_READY_BUDGET_S, _RETRY_DELAY_S = 10.0, 0.3
 
 
 def check(
@@ -27,15 +27,15 @@ def check(
     principal: Annotated[
         str | None,
         typer.Option(
-            metavar="User:NAME", help="For whom the commands are; left out: whom brokers take this client for."
+            metavar="User:NAME", help="The user in the kafka-acls commands. Default: the user of this client."
         ),
     ] = None,
 ) -> Result:
-    """Show an app's settings, and whether its cluster has the topics and permissions; starts and changes nothing.
+    """Check an app's settings, topics and permissions without starting it. Changes nothing.
 
-    It prints each setting and where it comes from, secrets hidden. It asks the brokers for the app's topics and
-    permissions. It prints the permissions that the app needs, sinks and coordinator included, as commands of
-    kafka-acls. Ends with 1 if a topic or a permission is missing.
+    It prints each setting and its source, without secrets. It asks the brokers for the app's topics and permissions.
+    It prints the permissions that the app needs, with its sinks and its coordinator, as kafka-acls commands. Ends with
+    1 if a topic or a permission is missing.
     """
     from penstock import clients
     from penstock.cli.needs import commands, needs_of_app
@@ -51,22 +51,23 @@ def check(
     tables, notes = [Table("settings", list(_settings(app)))], list[str]()
     failure: PenstockError | None
     try:
-        there = cluster.topics()
-        needs = needs_of_app(app, there)
-        rights = _asked(cluster, needs)
+        existing = cluster.topics()
+        needs = needs_of_app(app, existing)
+        rights = _rights_of(cluster, needs)
     except BrokerConnectionError as error:
         needs, failure = needs_of_app(app, ()), error
     else:
-        topics = list(_topics(needs, there))
-        named = {row["topic"] for row in topics} | {it.name for it in needs.rights if it.resource is Resource.TOPIC}
+        topics = list(_topics(needs, existing))
+        named = {row["topic"] for row in topics}
+        named |= {right.name for right in needs.rights if right.resource is Resource.TOPIC}
         failure = _failure(app, topics, rights, user)
         tables += [Table("topics", topics), Table("rights", list(_rights(rights)), ("state", "permission"))]
         notes.append(f"brokers at {servers} answer, as {user}")
         notes += [f"warning: {text}" for text in single_copies(clients.admin(servers, config), named)]
         if rights.unknown:
-            notes.append("unknown: brokers do not say who may use transactional ids, and topics that do not exist yet")
+            notes.append("unknown: brokers do not report permissions on transactional ids and on absent topics")
     acls = commands(needs.rights, user, servers)
-    notes += ["The permissions that it needs:", *acls, *(f"# {note}" for note in needs.notes)]
+    notes += ["The permissions that the app needs:", *acls, *(f"# {note}" for note in needs.notes)]
     facts = {
         "app": app.name,
         "ok": failure is None,
@@ -78,7 +79,7 @@ def check(
 
 
 def _settings(app: App) -> Iterator[dict[str, str]]:
-    """Return the options of an app that can be set outside of its code, each with where it stands."""
+    """Yield the options of an app that can be set outside of its code, each with its source."""
     from penstock.settings import shown_value
 
     defaults = {name: parameter.default for name, parameter in inspect.signature(type(app)).parameters.items()}
@@ -94,8 +95,8 @@ def _settings(app: App) -> Iterator[dict[str, str]]:
         yield {"name": name, "value": text, "origin": "default" if is_default else origin}
 
 
-def _asked(cluster: Any, needs: AppNeeds) -> Rights:
-    """Return what brokers tell of rights; a group's coordinator that is not ready yet is asked again for a while."""
+def _rights_of(cluster: Any, needs: AppNeeds) -> Rights:
+    """Return the brokers' answer on permissions; ask again for some seconds if a group's coordinator is not ready."""
     from penstock.clients.bounded_calls import ask_again
     from penstock.clients.rights import Resource
 
@@ -103,27 +104,23 @@ def _asked(cluster: Any, needs: AppNeeds) -> Rights:
         return all(right.resource is not Resource.GROUP for right in rights.unknown)
 
     found: Rights = ask_again(
-        lambda: cluster.ask_rights(needs.rights).wait(), _GROUP_READY_BUDGET_S, _LOOK_S, until=is_ready
+        lambda: cluster.ask_rights(needs.rights).wait(), _GROUP_READY_BUDGET_S, _RETRY_DELAY_S, until=is_ready
     )
     return found
 
 
-def _topics(needs: AppNeeds, there: Mapping[str, int]) -> Iterator[dict[str, Any]]:
+def _topics(needs: AppNeeds, existing: Mapping[str, int]) -> Iterator[dict[str, Any]]:
     for uses, absent in ((needs.topics, "missing"), (needs.made, "made at the start")):
         for name, use in sorted(uses.items()):
-            yield {
-                "topic": name,
-                "for": use,
-                "partitions": there.get(name),
-                "state": "there" if name in there else absent,
-            }
+            state = "there" if name in existing else absent
+            yield {"topic": name, "for": use, "partitions": existing.get(name), "state": state}
 
 
 def _rights(rights: Rights) -> Iterator[dict[str, Any]]:
     def rows(found: Iterable[Right], state: str) -> Iterator[dict[str, Any]]:
         for right in found:
             fields = {"operation": right.operation, "resource": right.resource, "name": right.name}
-            text = str(right)  # `right` is the former name of `permission` in JSON, and goes with the next release
+            text = str(right)  # `right` is the deprecated name of `permission` in JSON; the next release removes it
             yield {"state": state, "permission": text, "right": text, **fields, "prefix": right.is_prefix}
 
     yield from rows(rights.held, "ok")
@@ -138,13 +135,13 @@ def _failure(app: App, topics: list[dict[str, Any]], rights: Rights, user: str) 
     if rights.missing:
         named = ", ".join(map(str, rights.missing))
         return MissingRightError.from_text(
-            f"app {app.name} cannot start: {user} lacks the permission {named}; an administrator gives it with the "
-            "commands above",
+            f"app {app.name} cannot start: {user} lacks the permission {named}; an administrator can grant it with "
+            "the commands above",
             tuple(rights.missing),
         )
     if absent := [row["topic"] for row in topics if row["state"] == "missing"]:
         return TopicNotFoundError(
-            f"app {app.name} cannot start: no topic {', '.join(absent)} at {app.bootstrap_servers}; create it, as by "
-            "`penstock topics create MODULE:APP --all`, or correct the name"
+            f"app {app.name} cannot start: no topic {', '.join(absent)} at {app.bootstrap_servers}; create it, for "
+            "example with `penstock topics create MODULE:APP --all`, or correct the name"
         )
     return None

@@ -1,4 +1,4 @@
-"""`penstock coordinator`: the other half of transactional messages, as a process of its own."""
+"""`penstock coordinator`: the coordinator of transactional messages, as its own process."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _POLL_S = 0.2
 
 
 @dataclass(frozen=True)
-class Terms:
-    """What a `Coordinator` takes by these names."""
+class CoordinatorOptions:
+    """The options of a `Coordinator`, by its names."""
 
     transaction_timeout: Annotated[
         float, typer.Option(help="Seconds after which an undecided transaction is checked.")
@@ -34,83 +34,90 @@ class Terms:
         int, typer.Option(help="Answered checks after which the discard policy decides about a transaction.")
     ] = 15
     check_backoff: Annotated[
-        float, typer.Option(help="Factor by which the interval grows from check to check, to an hour at most.")
+        float, typer.Option(help="Factor by which the interval grows with each check, up to an hour.")
     ] = 1.0
     discard: Annotated[
         Literal["topic", "commit", "rollback"],
-        typer.Option(help="What becomes of a transaction then: moved to PREFIX.discarded, published, rolled back."),
+        typer.Option(
+            help="The discard policy: move the transaction to the topic PREFIX.discarded, publish it or roll it back."
+        ),
     ] = "topic"
     publish_timeout: Annotated[
-        float, typer.Option(help="The most seconds that a Kafka transaction may stand still on slow brokers.")
+        float, typer.Option(help="Seconds that a Kafka transaction may wait for slow brokers.")
     ] = 30.0
     partitions: Annotated[
-        int, typer.Option(help="Partitions of half, op and done, if they have to be created: so many share the work.")
+        int,
+        typer.Option(
+            help="Partitions of the topics half, op and done, if they are created; each has one coordinator at a time."
+        ),
     ] = 2
     target_latency: Annotated[
-        float, typer.Option(help="Seconds that a Kafka transaction may take: groups grow and shrink to it.")
+        float, typer.Option(help="Target duration of a Kafka transaction in seconds; its size adapts to it.")
     ] = 0.02
     instance: Annotated[
         str | None,
-        typer.Option(help="Name that no other running coordinator has, the same after a restart: it goes on at once."),
+        typer.Option(
+            help="Unique name of this coordinator. With the same name after a restart, it gets its partitions at once."
+        ),
     ] = None
     session_timeout: Annotated[
         float,
-        typer.Option(help="Seconds after which one that fell silent loses its partitions; a broker's least is 6."),
+        typer.Option(help="Seconds after which a silent coordinator loses its partitions; brokers accept 6 or more."),
     ] = 10.0
 
 
 def coordinator(
     cluster: Cluster,
-    terms: Terms,
+    options: CoordinatorOptions,
     *,
     sql: Sql = None,
     file: Annotated[
         Path | None,
-        typer.Option("--file", help="A file store instead, by its folder; no other process may have it meanwhile."),
+        typer.Option("--file", help="Folder of a file store. No other process may use it at the same time."),
     ] = None,
-    prefix: Annotated[str, typer.Option(help="First part of the names of its topics; producers take the same.")] = (
+    prefix: Annotated[str, typer.Option(help="First part of the topic names; producers use the same prefix.")] = (
         "penstock"
     ),
     report: Annotated[
         bool,
-        typer.Option("--report", help="Report how it does to the topic of reports, as PREFIX.coordinator."),
+        typer.Option("--report", help="Report its state to the topic of reports, as group PREFIX.coordinator."),
     ] = False,
     commands: Annotated[
         bool,
-        typer.Option("--commands", help="Settle and resume transactions as the topic penstock.commands asks."),
+        typer.Option("--commands", help="Execute commands from the topic penstock.commands: settle and resume."),
     ] = False,
     http: Annotated[
         str | None,
-        typer.Option(metavar="HOST:PORT", help="Serve a page, /healthz, /readyz and /metrics there."),
+        typer.Option(metavar="HOST:PORT", help="Serve a page, /healthz, /readyz and /metrics at this address."),
     ] = None,
 ) -> None:
-    """Publish what producers committed, settle what they left undecided; until SIGTERM or Ctrl-C.
+    """Publish committed transactions, and settle undecided ones, until SIGTERM or Ctrl-C.
 
-    Any number may run: they share the work, save on a file store. For a discard policy that is a function, run a
-    `penstock.Coordinator` in a program of yours.
+    Any number of coordinators may run and share the work, except on a file store. If your discard policy is a function,
+    run a `penstock.Coordinator` in your own program instead.
 
-    With --http, /healthz fails where it has ended, and /readyz as long as it has taken no partition over.
+    With --http, /healthz fails when the coordinator has ended, and /readyz while it has no partition.
     """
     from penstock.transactions import Coordinator
 
     log_to_stderr()
     servers, settings = cluster.servers, cluster.settings
-    given: dict[str, Any] = {}
+    telemetry: dict[str, Any] = {}
     metrics = None
     if http is not None:
         from penstock.fleet import PrometheusMetrics
 
-        # It makes the telemetry that the coordinator is to take.
-        metrics = PrometheusMetrics(lambda made: given.setdefault("telemetry", made))
+        # It creates the telemetry for the coordinator.
+        metrics = PrometheusMetrics(lambda created: telemetry.setdefault("telemetry", created))
     kafka: dict[str, Any] = {"bootstrap_servers": servers, "prefix": prefix, "config": settings}
     store = _store(kafka, sql, file)
     with (
         until_signal(),
         Coordinator(
             **(kafka if store is None else {"store": store}),
-            **asdict(terms),
+            **asdict(options),
             commands=commands,
-            **given,
+            **telemetry,
         ) as running,
         ExitStack() as services,
     ):
@@ -125,7 +132,7 @@ def coordinator(
         if http is not None and metrics is not None:
             services.enter_context(_endpoints(running, http, metrics, settings))
         while not running.wait(_POLL_S):
-            pass  # leaving the block raises what ended it
+            pass  # leaving the block raises the error that ended it
 
 
 def _endpoints(
@@ -139,7 +146,7 @@ def _endpoints(
 
 
 def _store(kafka: dict[str, Any], sql: str | None, file: Path | None) -> SqlStore | FileStore | None:
-    """Return the store that `--sql` or `--file` names; None: it is in Kafka."""
+    """Return the store that `--sql` or `--file` names; None for a store in Kafka."""
     require_one_store(sql, file)
     if file is not None:
         from penstock.transactions import FileStore

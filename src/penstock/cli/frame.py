@@ -1,6 +1,6 @@
-"""The frame of the command line: its commands, and what becomes of an error.
+"""The frame of the command line: the list of commands, and the handling of errors.
 
-Commands import what they run inside their functions, so that `penstock --help` answers at once.
+Commands import the library inside their functions, so that `penstock --help` answers at once.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from penstock.supervisor.exit_codes import EXIT_CONNECTION, EXIT_FAILED, EXIT_RE
 
 _TRANSACTION = "018f4e9c-5c1e-7abc-8def-0123456789ab"
 
-#: Each command and an example of it, which begins with its name.
+#: Each command and its example, which begins with the command's name.
 _COMMANDS: tuple[tuple[Callable[..., Any], str], ...] = (
     (demo, "demo --no-spark"),
     (new, "new order-worker"),
@@ -66,25 +66,25 @@ _COMMANDS: tuple[tuple[Callable[..., Any], str], ...] = (
     (sink.reset, "sink reset orders --sql sqlite:///shop.db --to orders:0@4711 --dry-run"),
     (sink.rename, "sink rename orders orders-2 --delta /data/orders"),
 )
-#: What the commands of each group are for; its example is that of its first command.
+#: The help of each group of commands; its example is that of its first command.
 _GROUPS = {
     "topics": "Create the topics that an app needs.",
-    "offsets": "Look at a group's offsets, move them, or pass over one message.",
-    "dlq": "Look at dead letters, and send them back to work.",
-    "tx": "Look at pending transactions, decide them, bring discarded ones back.",
-    "sink": "Look at what Spark sinks have stored of their topics, by their ledgers; store again, or leave out.",
+    "offsets": "Show and change a group's offsets, or skip one message.",
+    "dlq": "Show dead letters, and send them back to work.",
+    "tx": "Show pending transactions, decide them, and bring discarded ones back.",
+    "sink": "Show the ledgers of Spark sinks, and change them: store offsets again, or leave some out.",
 }
 
 
 def frame() -> typer.Typer:
-    """Return the command line with all its commands. Each help text ends with an example."""
+    """Return the command line with all commands. Each help text ends with an example."""
     app = typer.Typer(
         name="penstock",
         help="Ordered, concurrent consumption of Kafka with transactional messages and Spark sinks.",
-        epilog="Exit codes of all commands: 0 all went well, 1 failed, 2 wrong use, 3 no broker, 4 start it again. "
+        epilog="Exit codes of all commands: 0 success, 1 failed, 2 wrong use, 3 no broker, 4 start it again. "
         "Example: penstock demo",
         no_args_is_help=True,
-        pretty_exceptions_enable=False,  # errors are printed as sentences, by main()
+        pretty_exceptions_enable=False,  # main() prints errors as sentences
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_options)
@@ -102,10 +102,10 @@ def frame() -> typer.Typer:
 
 
 def main() -> None:
-    """Run the command line and leave the process: 0 all went well, 1 failed, 2 wrong use, 3 no broker, 4 restart it."""
+    """Run the command line and exit the process: 0 success, 1 failed, 2 wrong use, 3 no broker, 4 start it again."""
     as_json = "--json" in sys.argv[1:]
     try:
-        # Typer prints wrong use in a frame and leaves; for JSON it raises it.
+        # Typer prints an error of usage in a frame and exits; with JSON it must raise the error.
         code = frame()(prog_name="penstock", standalone_mode=not as_json)
     except Exception as error:
         if debugging():
@@ -126,16 +126,16 @@ def _exit_code(error: Exception) -> int:
 
 
 def _sentence(error: Any) -> str:
-    """Return what an error says; one that is not ours gets its kind, and where to learn more."""
+    """Return the text of an error; an unexpected one gets its class and the option that shows its stack."""
     if isinstance(error, PenstockError):
         return str(error)
     if _is_usage(error):
-        return f"{error.format_message().removesuffix('.')}; --help shows what may be written"
-    return f"unexpected {type(error).__name__}: {error}; run it again with `penstock --debug` to see where"
+        return f"{error.format_message().removesuffix('.')}; see --help"
+    return f"unexpected {type(error).__name__}: {error}; run it again with `penstock --debug` to see its stack"
 
 
 def _is_usage(error: Exception) -> bool:
-    """Tell whether typer refused what was written: the class has no public name."""
+    """Return whether it is typer's error of usage, whose class has no public name."""
     return hasattr(error, "format_message")
 
 
@@ -153,13 +153,13 @@ def _options(
     ] = False,
     profile: Annotated[
         str | None,
-        typer.Option(help=rf"Take the table \[profiles.NAME] of penstock.toml, too (also {PROFILE_VARIABLE}=NAME)."),
+        typer.Option(help=rf"Use the table \[profiles.NAME] of penstock.toml as well (also {PROFILE_VARIABLE}=NAME)."),
     ] = None,
     _version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and end.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    # Both are seen by the processes we start, too.
+    # Variables, because child processes need them too.
     if debug:
         os.environ[DEBUG_VARIABLE] = "1"
     if profile is not None:

@@ -1,6 +1,6 @@
-"""Options that several commands have in common, as one parameter each: how a cluster is reached, which app is loaded.
+"""Options that commands share, as one parameter each: the connection to a cluster, and the app to load.
 
-Others on a machine can read a command line, so whatever may be secret can stand in a file or in the environment.
+Other users of a machine can read a command line, so secrets can be given in a file or in the environment.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from penstock.app import App
     from penstock.clients.factory import AdminClient
 
-#: Settings for all commands: a JSON object, or lines of NAME=VALUE.
+#: The variable with settings for all commands: a JSON object, or lines of NAME=VALUE.
 CONFIG_VARIABLE = "PENSTOCK_CONFIG"
 SERVERS_VARIABLE = "PENSTOCK_BOOTSTRAP_SERVERS"
 
@@ -36,7 +36,7 @@ ClientSettings = Annotated[
     typer.Option(
         "--config",
         metavar="NAME=VALUE",
-        help="A setting of the Kafka clients by librdkafka's name; may be repeated. Others on this machine can read a "
+        help="A setting of the Kafka clients by librdkafka's name; repeatable. Others on this machine can read the "
         f"command line: give secrets by --config-file or {CONFIG_VARIABLE}.",
     ),
 ]
@@ -44,26 +44,26 @@ ConfigFile = Annotated[
     Path | None,
     typer.Option(
         "--config-file",
-        help=f"File with settings of the Kafka clients: lines of NAME=VALUE, or a JSON object. {CONFIG_VARIABLE} may "
-        "hold the same text; the file goes before it, and --config before both.",
+        help=f"File with settings of the Kafka clients: lines of NAME=VALUE, or a JSON object. The variable "
+        f"{CONFIG_VARIABLE} can have the same text. The file overrides the variable, --config overrides both.",
     ),
 ]
 
 GroupName = Annotated[str, typer.Argument(metavar="GROUP", help="The group: the name of an App.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be, and change nothing.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what the command would do, and change nothing.")]
 Partitions = Annotated[
     list[str] | None,
     typer.Option(
         "--topic",
         metavar="TOPIC[:PARTITIONS]",
-        help="Only this topic, or these partitions of it: orders:0,4-7. Repeatable. Left out: all.",
+        help="Only this topic, or these partitions of it: orders:0,4-7. Repeatable. Default: all.",
     ),
 ]
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """How a command reaches a cluster."""
+    """The connection of a command to a cluster."""
 
     bootstrap_servers: Annotated[
         str | None,
@@ -77,7 +77,7 @@ class Cluster:
 
     @functools.cached_property
     def named_servers(self) -> str | None:
-        """The addresses of the brokers, from the command line, the environment or a file; None where none names any."""
+        """The addresses of the brokers from the command line, the environment or a file; None if there are none."""
         from penstock.settings import outside
 
         found: str | None = self.bootstrap_servers or outside().get("bootstrap_servers")
@@ -85,18 +85,18 @@ class Cluster:
 
     @property
     def servers(self) -> str:
-        """The addresses of the brokers; `ConfigurationError` where nothing names any."""
+        """The addresses of the brokers; `ConfigurationError` if there are none."""
         if self.named_servers is None:
             raise ConfigurationError(
-                f"--bootstrap-servers is missing: name the brokers there, in {SERVERS_VARIABLE} or in penstock.toml"
+                f"--bootstrap-servers is missing: give the brokers by it, {SERVERS_VARIABLE} or penstock.toml"
             )
         return self.named_servers
 
     @functools.cached_property
     def settings(self) -> dict[str, str]:
-        """The settings of the Kafka clients: those of `penstock.settings`, over them the command line's.
+        """The settings of the Kafka clients: those of `penstock.settings`, overridden by the command line.
 
-        `ConfigurationError` where one is not NAME=VALUE or a file cannot be read: it repeats nothing that is secret.
+        `ConfigurationError` if one is not NAME=VALUE or a file cannot be read; it never contains a secret.
         """
         from penstock.settings import outside
         from penstock.settings.text import client_value
@@ -107,19 +107,19 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Reading(Cluster):
-    """How a command that does one thing and ends reaches a cluster: it does not wait long for brokers."""
+    """The connection of a command that does one thing and ends: it does not wait long for brokers."""
 
     connect_timeout: Annotated[
         float,
         typer.Option(
             min=0.1,
             envvar="PENSTOCK_CONNECT_TIMEOUT",
-            help="Seconds in which a broker must answer first: more for a slow network.",
+            help="Seconds within which a broker must answer the first request. Raise it for a slow network.",
         ),
     ] = 4.0
 
     def admin(self, what: str) -> AdminClient:
-        """Return a client that has reached a broker; `BrokerConnectionError` says that `what` could not be read."""
+        """Return a client that has reached a broker; otherwise `BrokerConnectionError` with `what` as its beginning."""
         from penstock import clients
         from penstock.clients.topics import partition_counts
         from penstock.errors import BrokerConnectionError
@@ -134,27 +134,25 @@ class Reading(Cluster):
 
 @dataclass(frozen=True)
 class AppOptions:
-    """The app that a command loads, and what the command line sets of it."""
+    """The app that a command loads, and the options that the command line overrides."""
 
-    target: Annotated[str, typer.Argument(metavar="MODULE:APP", help="Module and the name of the App in it.")]
+    target: Annotated[str, typer.Argument(metavar="MODULE:APP", help="The module, and the name of the App in it.")]
     servers: Annotated[
         str | None,
-        typer.Option("--bootstrap-servers", help="Addresses of the brokers, instead of those that the app names."),
+        typer.Option("--bootstrap-servers", help="Addresses of the brokers, instead of the app's own."),
     ] = None
     settings: Annotated[
         list[str] | None,
-        typer.Option(
-            "--set", metavar="OPTION=VALUE", help="An option of the App instead of what its code says; may be repeated."
-        ),
+        typer.Option("--set", metavar="OPTION=VALUE", help="Overrides an option of the App's code; repeatable."),
     ] = None
     config: ClientSettings = None
     config_file: ConfigFile = None
 
     @contextmanager
     def applied(self, *more: str) -> Iterator[None]:
-        """Have an app that is loaded in the block, or by a process started there, get what the command line says.
+        """Apply the command line's options to an app loaded in the block, or by a process started in it.
 
-        `more`: further settings, as `--set` takes them.
+        `more`: further options in the form of `--set`.
         """
         from penstock.settings import on_command_line as settings_on_command_line
 
@@ -164,7 +162,7 @@ class AppOptions:
             if not equals or not name:
                 raise ConfigurationError(f"--set takes OPTION=VALUE, but is {name!r}; write --set workers=32")
             if name == "config":
-                raise ConfigurationError("--set config=... is none; give client settings by --config or --config-file")
+                raise ConfigurationError("--set cannot set config; give client settings by --config or --config-file")
             values[name] = value
         if self.servers is not None:
             values["bootstrap_servers"] = self.servers
@@ -174,48 +172,52 @@ class AppOptions:
             yield
 
     def load(self) -> App:
-        """Import the app, with what the command line sets. Raises as `load_app`."""
+        """Import the app with the command line's options. Raises the errors of `load_app`."""
         with self.applied():
             return load_app(self.target)
 
 
 def as_command(function: Callable[..., Any]) -> Callable[..., None]:
-    """Return a command as typer takes it.
+    """Return the command for typer.
 
-    A parameter that is one of the classes above becomes an option for each of its fields. Where the function returns or
-    yields a `Result`, that is printed, and there is an option `--json`.
+    A parameter whose type is one of the classes above becomes one option per field. If the function returns or yields
+    `Result`, the command prints it and has the option `--json`.
     """
     parameters = list(inspect.signature(function, eval_str=True).parameters.values())
-    bundles: dict[str, Any] = {it.name: it.annotation for it in parameters if dataclasses.is_dataclass(it.annotation)}
+    bundles: dict[str, Any] = {
+        parameter.name: parameter.annotation
+        for parameter in parameters
+        if dataclasses.is_dataclass(parameter.annotation)
+    }
     prints = "Result" in str(function.__annotations__.get("return"))
-    options = [it for it in parameters if it.name not in bundles]
+    options = [parameter for parameter in parameters if parameter.name not in bundles]
     for bundle in bundles.values():
         hints = get_type_hints(bundle, include_extras=True)
-        options += [it.replace(annotation=hints[it.name]) for it in inspect.signature(bundle).parameters.values()]
+        fields = inspect.signature(bundle).parameters.values()
+        options += [field.replace(annotation=hints[field.name]) for field in fields]
     if prints:
         as_json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
         options.append(inspect.Parameter("as_json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=as_json))
 
     @functools.wraps(function)
-    def run(*, as_json: bool = False, **given: Any) -> None:
+    def run(*, as_json: bool = False, **arguments: Any) -> None:
         for name, bundle in bundles.items():
-            own = (it.name for it in dataclasses.fields(bundle))
-            given[name] = bundle(**{it: given.pop(it) for it in own})
-        found = function(**given)
-        if isinstance(found, Result):
-            show(found, as_json=as_json)
+            arguments[name] = bundle(**{field.name: arguments.pop(field.name) for field in dataclasses.fields(bundle)})
+        returned = function(**arguments)
+        if isinstance(returned, Result):
+            show(returned, as_json=as_json)
         elif prints:
             with until_signal():
-                for result in found:
+                for result in returned:
                     show(result, as_json=as_json)
 
-    keywords = [it.replace(kind=inspect.Parameter.KEYWORD_ONLY) for it in options]
-    run.__signature__ = inspect.Signature(keywords)  # type: ignore[attr-defined] # what typer reads options from
+    keywords = [option.replace(kind=inspect.Parameter.KEYWORD_ONLY) for option in options]
+    run.__signature__ = inspect.Signature(keywords)  # type: ignore[attr-defined] # typer reads the options from it
     return run
 
 
-def _on_command_line(given: list[str] | None, file: Path | None) -> dict[str, str]:
-    """Return the settings of the Kafka clients that the command line gives: the file's, over them `--config`."""
+def _on_command_line(config: list[str] | None, file: Path | None) -> dict[str, str]:
+    """Return the Kafka client settings of the command line: those of the file, overridden by `--config`."""
     from penstock.settings.text import client_settings_text, name_and_value
 
     found: dict[str, str] = {}
@@ -224,22 +226,22 @@ def _on_command_line(given: list[str] | None, file: Path | None) -> dict[str, st
             found = client_settings_text(file.read_text(encoding="utf-8"), f"--config-file {file}")
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigurationError(f"--config-file {file} cannot be read: {type(error).__name__}") from error
-    return found | dict(name_and_value(text, "--config", number) for number, text in enumerate(given or (), 1))
+    return found | dict(name_and_value(text, "--config", number) for number, text in enumerate(config or (), 1))
 
 
 def load_app(target: str) -> App:
-    """Import the app that `target` (`module:name`) names, with the current folder on the import path.
+    """Import the app `target` (`module:name`), with the current folder on the import path.
 
-    `ConfigurationError`: no such module or name, the module failed, or what it names is no `penstock.App`.
+    `ConfigurationError`: there is no such module or name, the module failed, or the object is no `penstock.App`.
     """
     from penstock.app import App
 
     module_name, _, name = target.partition(":")
     if not module_name or not name:
         raise ConfigurationError(f"{target!r} does not name an app; write MODULE:APP, as in orders:app")
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
+    folder = str(Path.cwd())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
     try:
         found: object = importlib.import_module(module_name)
     except Exception as error:
@@ -264,7 +266,7 @@ def _import_failed(module_name: str, error: Exception) -> ConfigurationError:
             "go to the folder that holds it, or correct the name"
         )
     stack = traceback.extract_tb(error.__traceback__)
-    # The line of the user's that failed, not the frozen standard library that it called, as `os.environ["NAME"]` does.
+    # The user's line that failed: `os.environ["NAME"]`, for example, fails in the frozen standard library below it.
     place = next((frame for frame in reversed(stack) if not frame.filename.startswith("<")), stack[-1])
     return ConfigurationError(
         f"module {module_name} could not be imported: {type(error).__name__}: {error} "

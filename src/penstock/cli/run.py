@@ -1,4 +1,4 @@
-"""`penstock run`: an app from the user's module, in one process or several, or again after each change of a file."""
+"""`penstock run`: runs the user's app in one process or several, or restarts it after each change of a file."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from penstock.errors import ConfigurationError, DevBrokerError
 
 _MAX_RESTARTS = 10
 _HANDLER_LIMIT_S = 300.0
-#: With --reload: files whose changes count, and seconds that an app may take to end in order; its own `stop_timeout` is
-#: 25 unless it says otherwise.
+#: With --reload: the files whose changes count, and the seconds that an app may take to stop. Its own `stop_timeout` is
+#: 25 by default.
 _SUFFIXES = (".py", ".toml")
 _RELOAD_STOP_S = 30
 
@@ -31,54 +31,54 @@ def run(
         int | None,
         typer.Option(
             min=1,
-            help="Run it in so many processes, and start one that dies again. Each finds its number, "
-            "from 1 on, in PENSTOCK_PROCESS.",
+            help="Number of processes; a process that dies is restarted. Each has its number, from 1 on, in "
+            "PENSTOCK_PROCESS.",
         ),
     ] = None,
     max_restarts: Annotated[
-        int, typer.Option(min=0, help="With --processes: how often in a row one process is started again.")
+        int, typer.Option(min=0, help="With --processes: limit of successive restarts of one process.")
     ] = _MAX_RESTARTS,
     reload: Annotated[
-        bool, typer.Option("--reload", help="For development: start it again when a file below this folder changes.")
+        bool, typer.Option("--reload", help="For development: restart when a file below the current folder changes.")
     ] = False,
     http: Annotated[
         str | None,
         typer.Option(
             metavar="HOST:PORT",
-            help="Serve a page, /healthz, /readyz and /metrics there, as on 127.0.0.1:8400; with --processes, each "
-            "process on the next port.",
+            help="Serve a page, /healthz, /readyz and /metrics at this address, for example 127.0.0.1:8400. With "
+            "--processes, each further process uses the next port.",
         ),
     ] = None,
     handler_limit: Annotated[
-        float, typer.Option(help="With --http: seconds in a handler after which /healthz says that it hangs.")
+        float, typer.Option(help="With --http: seconds in a handler after which /healthz fails.")
     ] = _HANDLER_LIMIT_S,
     show_messages: Annotated[
         bool, typer.Option("--show-messages", help="With --http: the page shows keys, headers and values of messages.")
     ] = False,
     report: Annotated[
-        bool, typer.Option("--report", help="Report how it does to a topic, for `penstock status`: --set report=true.")
+        bool, typer.Option("--report", help="Report its state to a topic for `penstock status`, as --set report=true.")
     ] = False,
     commands: Annotated[
         bool,
-        typer.Option("--commands", help="Do what the topic penstock.commands asks: --set commands=true."),
+        typer.Option("--commands", help="Execute commands from the topic penstock.commands, as --set commands=true."),
     ] = False,
 ) -> None:
-    """Run an app until SIGTERM or Ctrl-C: it finishes what it holds, commits and leaves.
+    """Run an app until SIGTERM or Ctrl-C. Then it finishes its messages, commits and leaves the group.
 
-    A second signal leaves within two seconds.
+    A second signal ends it within two seconds.
 
-    With --processes, those that die are started again after 0.5 to 30 seconds, and all end with this one. What a new
-    start cannot fix ends the run: wrong use at once, with code 2; too many restarts in a row with code 1, or 3 where
-    no broker ever answered. One that asks for it by code 4 is started again at once.
+    With --processes, a process that dies is restarted after 0.5 to 30 seconds, at once if its exit code is 4. The run
+    ends if a restart cannot help: at once after wrong use, with code 2; after too many successive restarts with code 1,
+    or 3 if no broker ever answered. All processes end with the first one.
 
-    With --http, a browser sees there what it does, and probes and Prometheus read it: /healthz fails when it hangs,
-    /readyz while it has no partition, does not get on or stops.
+    With --http, it serves a page for browsers, and endpoints for probes and Prometheus. /healthz fails when the app
+    hangs. /readyz fails while it has no partition, makes no progress or stops.
 
-    Sinks run in the Spark session that the module makes, or else in one of the app's own, which spark-defaults.conf (in
-    SPARK_CONF_DIR) and PYSPARK_SUBMIT_ARGS configure.
+    Sinks run in the Spark session that the module makes, or in the app's own session. That one is configured by
+    spark-defaults.conf (in SPARK_CONF_DIR) and PYSPARK_SUBMIT_ARGS.
 
-    Ends with 1 where it left work undone, and with 4 where half of its workers are in handlers that do not return:
-    start it again then.
+    Ends with 1 if it left work undone, and with 4 if half of its workers are blocked by handlers that do not return:
+    then start it again.
     """
     switched_on = [*(["report=true"] if report else ()), *(["commands=true"] if commands else ())]
     with app.applied(*switched_on):
@@ -86,7 +86,7 @@ def run(
         passed_on += ["--show-messages"] if show_messages and http is not None else []
         if reload:
             if processes is not None:
-                raise ConfigurationError("--reload runs one process; leave --processes out")
+                raise ConfigurationError("--reload runs one process; omit --processes")
             raise typer.Exit(run_again_on_change(app.target, passed_on))
         if processes is not None:
             from penstock.supervisor.processes import run_processes
@@ -111,10 +111,10 @@ def _run(target: str, http: str | None, handler_limit: float, *, show_messages: 
 
 
 def run_again_on_change(target: str, passed_on: Sequence[str] = (), folder: Path | None = None) -> int:
-    """Run an app until Ctrl-C or SIGTERM, again after each change; `ConfigurationError` where watchfiles is missing.
+    """Run an app until Ctrl-C or SIGTERM, and restart it after each change of a file.
 
-    An app that ended by itself, as one that could not be imported does, is started at the next change. `passed_on`: the
-    options of `penstock run` for each start.
+    An app that ended by itself, for example because of an import error, is started at the next change. `passed_on`: the
+    options of `penstock run` for each start. `ConfigurationError` if watchfiles is missing.
     """
     try:
         from watchfiles import DefaultFilter, run_process
@@ -138,7 +138,7 @@ def run_again_on_change(target: str, passed_on: Sequence[str] = (), folder: Path
 
 
 def find_java_for_spark() -> None:
-    """Let Spark start where only `penstock[dev-broker]` brings a Java; `ConfigurationError` where nothing does."""
+    """Set JAVA_HOME to the Java of `penstock[dev-broker]` if there is no other; `ConfigurationError` without a Java."""
     if os.environ.get("JAVA_HOME") or shutil.which("java") is not None:
         return
     from penstock.devbroker import spark_environment

@@ -1,4 +1,4 @@
-"""`penstock sink`: what the ledgers of sinks have of each query, and the ways to store again or to leave out."""
+"""`penstock sink`: shows and changes the ledgers of Spark sinks."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
     from penstock.spark_sink.sinks.administration import Change, QueryLedger
     from penstock.spark_sink.sinks.sink import LedgerSink
 
-#: Stands where a sink asks for a name that its ledger is not found by.
+#: A placeholder for a sink's required name, which does not affect its ledger.
 _ANY = "(any)"
 _DRY = "a dry run: nothing was changed"
 
-QueryName = Annotated[str, typer.Argument(metavar="NAME", help="The query, by the name that its ledger goes by.")]
+QueryName = Annotated[str, typer.Argument(metavar="NAME", help="Name of the query in the ledger.")]
 
 
 @dataclass(frozen=True)
 class Location(Reading):
-    """The ledger that a command is about: of a SQL database, of Kafka, or of a table of Delta or Iceberg."""
+    """The ledger of a command: in a SQL database, in Kafka, or in a table of Delta or Iceberg."""
 
     sql: Annotated[
         str | None,
@@ -34,7 +34,7 @@ class Location(Reading):
             "--sql",
             envvar="PENSTOCK_SINK_SQL",
             help="The ledger in a database: sqlite:///FILE, postgresql://USER@HOST/NAME or mysql://USER@HOST/NAME. "
-            "Others on this machine can read a command line: give a password by the variable.",
+            "Other users of this machine can read the command line: give a password by the variable.",
         ),
     ] = None
     schema: Annotated[str | None, typer.Option("--schema", help="With --sql: the schema of table and ledger.")] = None
@@ -42,33 +42,35 @@ class Location(Reading):
         "penstock_ledger"
     )
     kafka: Annotated[
-        bool, typer.Option("--kafka", help="The ledger of KafkaSink, and of HandlerSink with a name, by its brokers.")
+        bool, typer.Option("--kafka", help="The ledger of a KafkaSink, or a named HandlerSink, on these brokers.")
     ] = False
     ledger_topic: Annotated[str, typer.Option("--ledger-topic", help="With --kafka: the topic of the ledger.")] = (
         "penstock.spark-ledger"
     )
     delta: Annotated[
         str | None,
-        typer.Option("--delta", help="The ledger of a Delta table, by its folder or address; access from variables."),
+        typer.Option(
+            "--delta", help="The ledger of a Delta table, by its folder or URL; credentials come from variables."
+        ),
     ] = None
     iceberg: Annotated[
         str | None, typer.Option("--iceberg", help="The ledger of an Iceberg table, by its name: db.orders.")
     ] = None
     catalog: Annotated[
-        str, typer.Option("--catalog", help="With --iceberg: a catalogue by its name in pyiceberg's configuration.")
+        str, typer.Option("--catalog", help="With --iceberg: name of the catalogue in pyiceberg's configuration.")
     ] = "default"
     app: Annotated[
         str | None,
         typer.Option(
             "--app",
             metavar="MODULE:APP",
-            help="What the sinks of an app have, each of its own query; of HandlerSink see --kafka.",
+            help="The ledgers of an app's sinks, each for its own query. For a HandlerSink use --kafka.",
         ),
     ] = None
-    target: Annotated[str | None, typer.Option("--target", help="Only what fills this table.")] = None
+    target: Annotated[str | None, typer.Option("--target", help="Only entries of this target table.")] = None
 
     def queries(self) -> list[QueryLedger]:
-        """Return what the ledger has of each query and target; raises as sinks do."""
+        """Return the ledger of each query and target; raises the errors of the sinks."""
         from penstock.spark_sink.sinks.administration import queries
 
         named = (self.sql, self.kafka, self.delta, self.iceberg, self.app)
@@ -91,18 +93,18 @@ class Location(Reading):
             _require_file(self.sql)
             return {target: replace(sink, table=target) for target in sink.targets()}
         self.admin(f"the ledger in {self.ledger_topic} cannot be read")
-        given = {"ledger_topic": self.ledger_topic, "config": self.settings}
-        return {self.ledger_topic: spark_sink.KafkaSink(self.servers, name=_ANY, **given)}  # type: ignore[arg-type] # as named
+        in_kafka = spark_sink.KafkaSink(self.servers, name=_ANY, ledger_topic=self.ledger_topic, config=self.settings)
+        return {self.ledger_topic: in_kafka}
 
 
 def ls(where: Location) -> Result:
-    """List the queries that a ledger knows, and what each has stored in each target."""
+    """List the queries in a ledger, with their progress for each target."""
     rows = [_summary(query) for query in where.queries()]
     return Result([Table("queries", rows)], notes=[] if rows else ["the ledger has no query"])
 
 
 def show(where: Location, *, name: QueryName) -> Result:
-    """Print what a ledger has of a query, a row for each partition."""
+    """Print the ledger of a query, one row per partition."""
     from penstock.spark_sink.sinks.administration import of_query
 
     rows = [
@@ -131,20 +133,20 @@ def reset(
         typer.Option(
             "--to",
             metavar="TOPIC:PARTITION@OFFSET,...",
-            help="The next offset to be stored, of each partition named; for an end of the logs give --forget.",
+            help="The next offset to store, for each partition named. For an end of the logs use --forget.",
         ),
     ] = None,
     forget: Annotated[
-        bool, typer.Option("--forget", help="Remove the entries instead: the query begins where its options say.")
+        bool, typer.Option("--forget", help="Remove the entries instead: the query begins as its options say.")
     ] = False,
     topic: Partitions = None,
     dry_run: DryRun = False,
 ) -> Result:
-    """Have a query that is stopped store offsets again, or leave some out; the stored rows stay as they are."""
+    """Change the next offsets of a stopped query: it stores offsets again, or leaves some out. Stored rows stay."""
     from penstock.spark_sink.sinks import administration
 
     if forget == (to is not None):
-        raise ConfigurationError("give --to, or --forget to remove the entries; one of them")
+        raise ConfigurationError("give either --to, or --forget to remove the entries")
     found = administration.chosen(administration.of_query(where.queries(), name), topic or ())
     wanted = None
     if to is not None:
@@ -172,35 +174,35 @@ def reset(
 def rename(
     where: Location,
     *,
-    name: Annotated[str, typer.Argument(metavar="OLD", help="The query, by the name that its ledger goes by.")],
-    new: Annotated[str, typer.Argument(metavar="NEW", help="The name that it is to go by.")],
+    name: Annotated[str, typer.Argument(metavar="OLD", help="Present name of the query in the ledger.")],
+    new: Annotated[str, typer.Argument(metavar="NEW", help="New name of the query.")],
     dry_run: DryRun = False,
 ) -> Result:
-    """Give what a ledger has of a query that is stopped to another name."""
+    """Rename a stopped query in its ledger."""
     from penstock.spark_sink.sinks import administration
 
     moved = administration.rename(where.queries(), name, new, dry_run=dry_run)
     rows = [
         {"target": ledger.target, "query": name, "becomes": new, "partitions": len(ledger.entries)} for ledger in moved
     ]
-    notes = [_DRY if dry_run else "start the query by its new name, with the checkpoint that it has"]
+    notes = [_DRY if dry_run else "start the query with its new name and its present checkpoint"]
     return Result([Table("targets", rows)], {"changed": not dry_run}, notes=notes)
 
 
 def _notes(made: Sequence[Change], *, dry_run: bool) -> Iterator[str]:
-    """Return what a change means, and what is to be done next."""
+    """Yield the consequences of changes, and the next step."""
     again, left_out = sum(change.again for change in made), sum(change.left_out for change in made)
     forgotten = sum(change.after is None for change in made)
     if again:
-        yield f"offsets stored again: {again}, if Kafka holds them; without a key their rows are there twice then"
+        yield f"offsets stored again: {again}, if Kafka still has them; a sink without a key stores their rows twice"
     if left_out:
         yield f"offsets left out: {left_out}"
     if forgotten:
-        yield f"entries removed: {forgotten}; the query begins there where its options say"
+        yield f"entries removed: {forgotten}; the query begins at the positions in its options"
     if again or forgotten:
         yield (
-            "start the query by start_sink or App.sink with a new checkpoint_location: a checkpoint knows nothing of "
-            "this, and goes on where it is"
+            "start the query by start_sink or App.sink with a new checkpoint_location: the old checkpoint goes on at "
+            "its own position"
         )
     yield _DRY if dry_run else f"entries written: {len(made)}"
 
@@ -219,7 +221,7 @@ def _summary(ledger: QueryLedger) -> dict[str, Any]:
 
 
 def _of_app(target: str) -> Iterator[QueryLedger]:
-    """Yield what each sink of an app has of its query; those without `write_ledger` are left out."""
+    """Yield the ledger of each sink of an app for its query; sinks without `write_ledger` have none."""
     from penstock.spark_sink.sinks.administration import queries
 
     for spec in load_app(target).sinks:
@@ -231,7 +233,7 @@ def _of_app(target: str) -> Iterator[QueryLedger]:
 
 
 def _require_file(url: str) -> None:
-    """Raise `PenstockError` for a file of SQLite that is not there: SQLite would make it."""
+    """Raise `PenstockError` if an SQLite file does not exist: SQLite would create it."""
     from penstock.database_url import parse_database_url
 
     parsed = parse_database_url(url)

@@ -1,4 +1,4 @@
-"""`penstock topics`: the topics that an app needs, made before it is started."""
+"""`penstock topics`: creates the topics that an app needs, before it is started."""
 
 from __future__ import annotations
 
@@ -7,26 +7,25 @@ from typing import Annotated
 import typer
 
 from penstock.cli.options import AppOptions, DryRun
-from penstock.cli.output import Result, Table, counted
-
-Partitions = Annotated[
-    int, typer.Option(min=1, help="With --all: partitions of the topics that the app reads or writes results to.")
-]
+from penstock.cli.output import Result, Table
+from penstock.places import counted
 
 
 def create(
     app_options: AppOptions,
     *,
     every: Annotated[
-        bool, typer.Option("--all", help="Also the topics that the app reads, and those that it writes results to.")
+        bool, typer.Option("--all", help="Also create the topics that the app reads, and the topics of its results.")
     ] = False,
-    partitions: Partitions = 1,
+    partitions: Annotated[
+        int, typer.Option(min=1, help="With --all: partitions of the topics that the app reads, and of its results.")
+    ] = 1,
     dry_run: DryRun = False,
 ) -> Result:
-    """Create what an app needs and is not there: for dead letters, retries, transactions, reports and commands.
+    """Create an app's absent topics for dead letters, retries, transactions, reports and commands.
 
-    The app makes them by itself where it may. This is for a cluster on which it may not: run it as a user who has
-    Create. Topics that are there are left as they are.
+    An app with the permission Create makes them itself. Without it, run this command as a user who has the permission.
+    Existing topics are not changed.
     """
     from penstock import clients
     from penstock.cli.needs import TRANSACTIONS, needs_of_app
@@ -40,10 +39,10 @@ def create(
     app = app_options.load()
     config, servers = app.effective["config"], app.bootstrap_servers
     cluster = Cluster(servers, config)
-    there = cluster.topics()
-    needs = needs_of_app(app, there)
+    existing = cluster.topics()
+    needs = needs_of_app(app, existing)
     uses = needs.topics | needs.made
-    wanted = [name for name in uses if name not in there and (every or name in needs.made)]
+    wanted = [name for name in uses if name not in existing and (every or name in needs.made)]
     if not dry_run:
         cluster.ensure_topics(TopicSpec(name, partitions) for name in wanted if name in needs.topics)
         counts = cluster.topics()
@@ -58,18 +57,18 @@ def create(
             specs[app.commands.topic] = commands_spec(app.commands.topic)
             specs[app.commands.audit_topic] = audit_spec(app.commands.audit_topic)
         cluster.ensure_topics(spec for name, spec in specs.items() if name in wanted)
-    now = there if dry_run else cluster.topics()
+    now = existing if dry_run else cluster.topics()
     made = "missing" if dry_run else "created"
     rows = [
         {
             "topic": name,
             "for": use,
             "partitions": now.get(name),
-            "state": "there" if name in there else made if name in wanted else "missing: see --all",
+            "state": "there" if name in existing else made if name in wanted else "missing: see --all",
         }
         for name, use in sorted(uses.items())
     ]
     count = counted(len(wanted), "topic")
     notes = [f"a dry run: {count} would be created" if dry_run else f"{count} created"]
-    notes += [f"{note}" for note in needs.notes if note.startswith("sink ")]
+    notes += [note for note in needs.notes if note.startswith("sink ")]
     return Result([Table("topics", rows)], {"app": app.name, "dry_run": dry_run}, notes=notes)

@@ -1,6 +1,6 @@
-"""`penstock tx`: what is pending in a store of transactions, what it waits for, and an operator's decision on it.
+"""`penstock tx`: pending transactions of a store, the reasons why they wait, and decisions by an operator.
 
-Key, value and headers are printed only where they are asked for.
+Keys, values and headers are printed only with `--payload`.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.output import Result, Table, content_text, counted, log_to_stderr, time_text
+from penstock.cli.output import Result, Table, content_text, log_to_stderr, time_text
 from penstock.cli.tx_store import Store, database
 from penstock.errors import BrokerConnectionError, ConfigurationError, PenstockError, TransactionError
+from penstock.places import counted
 
 if TYPE_CHECKING:
     from penstock.transactions.model import PendingTransaction
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from penstock.transactions.wire.half import Half
 
 _ROW_LIMIT = 50
-#: Who decided, by the name of `Author`.
+#: The author of a decision in words, by the name of `Author`.
 _AUTHORS = {
     "PRODUCER": "its producer",
     "CHECK": "a check",
@@ -32,36 +33,40 @@ _AUTHORS = {
 
 TransactionId = Annotated[str, typer.Argument(metavar="ID", help="Id of the transaction.")]
 TransactionIds = Annotated[list[str], typer.Argument(metavar="ID...", help="Ids of transactions.")]
-Reason = Annotated[str, typer.Option("--reason", help="Why; it stands in the audit log.")]
-Timeout = Annotated[float, typer.Option("--timeout", min=0, help="Seconds to wait until it took effect.")]
+Reason = Annotated[str, typer.Option("--reason", help="The reason, for the audit log.")]
+Timeout = Annotated[float, typer.Option("--timeout", min=0, help="Seconds to wait for the effect.")]
 
 
 def ls(
     store: Store,
     *,
-    group: Annotated[str | None, typer.Option(help="Only those of this producer group.")] = None,
-    older_than: Annotated[float, typer.Option("--older-than", min=0, help="Only those of so many seconds.")] = 0.0,
-    discarded: Annotated[bool, typer.Option("--discarded", help="Those that were discarded instead.")] = False,
-    every: Annotated[bool, typer.Option("--all", help="With --discarded: also what was brought back since.")] = False,
-    limit: Annotated[int, typer.Option(min=1, help="Rows to print, the oldest first.")] = _ROW_LIMIT,
+    group: Annotated[str | None, typer.Option(help="Only transactions of this producer group.")] = None,
+    older_than: Annotated[
+        float, typer.Option("--older-than", min=0, help="Only transactions older than so many seconds.")
+    ] = 0.0,
+    discarded: Annotated[bool, typer.Option("--discarded", help="Discarded transactions instead.")] = False,
+    every: Annotated[
+        bool, typer.Option("--all", help="With --discarded: also transactions that were brought back.")
+    ] = False,
+    limit: Annotated[int, typer.Option(min=1, help="Number of rows to print, the oldest first.")] = _ROW_LIMIT,
 ) -> Result:
-    """List what is not settled: age, checks, decision, and what it waits for. Needs no running coordinator."""
+    """List pending transactions: age, checks, decision, and why they wait. It needs no running coordinator."""
     if discarded and store.file is not None:
         raise ConfigurationError(
-            "what a file store has discarded lies in Kafka, in the topic of its prefix: name that by --prefix instead "
+            "the discarded transactions of a file store are in Kafka, in a topic with its prefix: use --prefix instead "
             "of --file"
         )
     notes: list[str] = []
-    # An operator soon hears of a broker that is away.
+    # A short wait, so that an operator soon learns that a broker is away.
     with store.open(store.connect_timeout) as opened:
         if discarded:
             before_ms = (time.time() - older_than) * 1000
-            gone = [it for it in opened.discarded() if it.at_ms <= before_ms and group in {None, it.group}]
-            rows = [_discarded_row(it) for it in gone if every or not it.resumed_by]
+            gone = [each for each in opened.discarded() if each.at_ms <= before_ms and group in {None, each.group}]
+            rows = [_discarded_row(each) for each in gone if every or not each.resumed_by]
             if len(rows) < len(gone):
-                notes = [f"{len(gone) - len(rows)} more were brought back since; see them with --all"]
+                notes = [f"{len(gone) - len(rows)} more were brought back; see them with --all"]
         else:
-            found = [it for it in opened.pending() if it.age_s >= older_than and group in {None, it.group}]
+            found = [each for each in opened.pending() if each.age_s >= older_than and group in {None, each.group}]
             rows = [_pending_row(pending) for pending in found]
             notes = opened.notices(found)
     columns = ("group", "topics", "reason", "check_count", "at_ms") if discarded else (
@@ -76,9 +81,9 @@ def show(
     store: Store,
     *,
     transaction_id: TransactionId,
-    payload: Annotated[bool, typer.Option("--payload", help="Print keys and values, too.")] = False,
+    payload: Annotated[bool, typer.Option("--payload", help="Print keys, values and headers as well.")] = False,
 ) -> Result:
-    """Print one transaction: its messages, its state, and what operators did to it."""
+    """Print one transaction: its messages, its state, and the actions of operators."""
     _check_ids([transaction_id])
     if payload:
         store.require_kafka("--payload")
@@ -86,14 +91,14 @@ def show(
     with store.open() as opened:
         states = _pending_state(opened, transaction_id, payload)
         try:
-            gone = [it for it in opened.discarded() if it.transaction_id == transaction_id]
-            states += [{**_discarded_row(it), "messages": _discarded_messages(it, payload)} for it in gone]
+            gone = [each for each in opened.discarded() if each.transaction_id == transaction_id]
+            states += [{**_discarded_row(each), "messages": _discarded_messages(each, payload)} for each in gone]
             acts = [_act(act) for act in opened.acts(transaction_id)]
         except BrokerConnectionError as error:
             if store.file is None:
                 raise
-            # The store itself needs no Kafka to be looked at.
-            notes = [f"what operators did is not shown: {error}"]
+            # A file store is readable without Kafka.
+            notes = [f"the actions of operators are not shown: {error}"]
     if not states and not acts:
         text = "is neither pending nor discarded: it is settled, or never was in"
         raise PenstockError(f"transaction {transaction_id} {text} {store.name}")
@@ -103,25 +108,25 @@ def show(
 
 
 def commit(store: Store, *, transaction_ids: TransactionIds, reason: Reason = "", timeout: Timeout = 30.0) -> Result:
-    """Publish pending transactions, if nobody decided before. Ends with 1 where a decision does not stand.
+    """Publish pending transactions that are undecided.
 
-    Each act is in the audit log.
+    Each decision is in the audit log. Ends with 1 if a decision does not stand.
     """
     return _decided(store, transaction_ids, "COMMIT", reason, timeout)
 
 
 def rollback(store: Store, *, transaction_ids: TransactionIds, reason: Reason = "", timeout: Timeout = 30.0) -> Result:
-    """Roll back transactions that nobody decided before, or that are committed and not due yet.
+    """Roll back transactions that are undecided, or committed but not yet due.
 
-    Each act is in the audit log. Ends with 1 where a decision does not stand.
+    Each decision is in the audit log. Ends with 1 if a decision does not stand.
     """
     return _decided(store, transaction_ids, "ROLLBACK", reason, timeout)
 
 
 def discard(store: Store, *, transaction_ids: TransactionIds, reason: Reason = "", timeout: Timeout = 30.0) -> Result:
-    """Move undecided transactions, and those their target refuses, to the discarded topic.
+    """Move transactions that are undecided, or refused by their target topic, to the discarded topic.
 
-    Each act is in the audit log. Ends with 1 where a decision does not stand.
+    Each decision is in the audit log. Ends with 1 if a decision does not stand.
     """
     return _decided(store, transaction_ids, "DISCARD", reason, timeout)
 
@@ -132,19 +137,19 @@ def resume(
     transaction_id: TransactionId,
     reason: Reason = "",
     again: Annotated[
-        bool, typer.Option("--again", help="Also what was brought back before; it may become visible twice.")
+        bool, typer.Option("--again", help="Also if it was brought back before; it may become visible twice.")
     ] = False,
 ) -> Result:
-    """Bring a discarded transaction back, undecided: its group is asked again, with a fresh count."""
+    """Bring a discarded transaction back, undecided. Its producer group is checked again, with a new count."""
     _check_ids([transaction_id])
     log_to_stderr()
     if again:
         store.require_kafka("--again")
     with store.open() as opened:
         count = opened.resume(transaction_id, _actor(), reason, again=again)
-    what = f"{counted(count, 'message')} brought back"
-    line = f"{transaction_id}: {what}; its group is asked again"
-    return Result(facts={"transaction_id": transaction_id, "outcome": what}, lines=[line])
+    outcome = f"{counted(count, 'message')} brought back"
+    line = f"{transaction_id}: {outcome}; its group is asked again"
+    return Result(facts={"transaction_id": transaction_id, "outcome": outcome}, lines=[line])
 
 
 def create_tables(
@@ -153,13 +158,13 @@ def create_tables(
         str, typer.Option("--sql", help="The database: sqlite:///FILE or postgresql+psycopg://USER@HOST/NAME.")
     ],
     shards: Annotated[
-        int, typer.Option(min=1, help="Parts that coordinators can share, where the tables are new.")
+        int, typer.Option(min=1, help="Number of shards in new tables; each has one coordinator at a time.")
     ] = 4,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the statements, and create nothing.")] = False,
 ) -> Result:
-    """Create the tables of a store in a database, where they are absent: for a user of producers that may not.
+    """Create the absent tables of a store in a database, if its users lack the permission to create them.
 
-    With --dry-run, the statements are printed for an administrator of the database.
+    With --dry-run, it prints the statements for an administrator of the database.
     """
     with database(sql) as opened:
         from penstock.transactions.stores.sql import schema
@@ -168,11 +173,11 @@ def create_tables(
             statements = schema.statements(opened, shards)
             return Result(facts={"statements": statements}, lines=[f"{text};" for text in statements])
         _, count = schema.create(opened, shards)
-    return Result(facts={"shards": count}, lines=[f"the tables of the store are there, with {counted(count, 'shard')}"])
+    return Result(facts={"shards": count}, lines=[f"the tables of the store exist, with {counted(count, 'shard')}"])
 
 
 def _decided(store: Store, ids: Sequence[str], verdict: str, reason: str, timeout_s: float) -> Result:
-    """Store an operator's decisions one by one; it fails if one of them does not stand."""
+    """Store an operator's decisions one by one; the result is a failure if one of them does not stand."""
     from penstock.transactions.operator.administration import outcome_text
     from penstock.transactions.wire.ops import Verdict
 
@@ -188,13 +193,13 @@ def _decided(store: Store, ids: Sequence[str], verdict: str, reason: str, timeou
                 text = outcome_text(Verdict[verdict], waits)
             except TransactionError as error:
                 stands, text = False, str(error)
-            except PenstockError as error:  # what was decided before it is printed first
+            except PenstockError as error:  # earlier decisions are printed first
                 failure = error
                 break
             outcomes.append({"transaction_id": transaction_id, "stands": stands, "outcome": text})
-    if failure is None and (lost := [it for it in outcomes if not it["stands"]]):
+    if failure is None and (lost := [outcome for outcome in outcomes if not outcome["stands"]]):
         failure = PenstockError(f"{len(lost)} of {len(outcomes)} decisions do not stand; the lines above say why")
-    lines = [f"{it['transaction_id']}: {it['outcome']}" for it in outcomes]
+    lines = [f"{outcome['transaction_id']}: {outcome['outcome']}" for outcome in outcomes]
     return Result(facts={"decisions": outcomes}, lines=lines, failure=failure)
 
 
@@ -210,7 +215,7 @@ def _pending_row(pending: PendingTransaction) -> dict[str, Any]:
 
 
 def _pending_state(opened: Administration, transaction_id: str, payload: bool) -> list[dict[str, Any]]:
-    """Return what `show` prints of a transaction if it is pending; of a store in Kafka with its messages."""
+    """Return the row of a pending transaction for `show`, or nothing; a store in Kafka has its messages too."""
     from penstock.transactions.stores.kafka.administration import KafkaAdministration
 
     if isinstance(opened, KafkaAdministration):
@@ -268,7 +273,7 @@ def _act(act: Act) -> dict[str, Any]:
 
 
 def _actor() -> str:
-    """Return who runs this command: the user of the machine, and the machine."""
+    """Return the user and the machine of this command."""
     import getpass
     import socket
 
@@ -285,5 +290,5 @@ def _check_ids(ids: Sequence[str]) -> None:
     for transaction_id in ids:
         if not is_id(transaction_id):
             raise ConfigurationError(
-                f"{transaction_id!r} is no transaction id; `penstock tx ls` names those that are pending"
+                f"{transaction_id!r} is no transaction id; `penstock tx ls` lists the ids of pending transactions"
             )

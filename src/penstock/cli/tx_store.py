@@ -1,4 +1,4 @@
-"""Where commands find a store of transactions, in Kafka, a database or a folder, and what an operator can do there."""
+"""The options for a store of transactions in Kafka, a database or a folder, and the operator's access to it."""
 
 from __future__ import annotations
 
@@ -17,35 +17,35 @@ if TYPE_CHECKING:
     from penstock.transactions.operator.administration import Administration
     from penstock.transactions.stores.sql.database import Database
 
-#: Seconds that a statement may take: all that is pending may be much.
+#: The timeout of a statement in seconds. It is long, because the pending transactions can be many.
 _STATEMENT_S = 60.0
 
 Sql = Annotated[
     str | None,
-    typer.Option("--sql", help="A store in a database instead: sqlite:///FILE or postgresql+psycopg://USER@HOST/NAME."),
+    typer.Option(
+        "--sql", help="A store in a database instead of Kafka: sqlite:///FILE or postgresql+psycopg://USER@HOST/NAME."
+    ),
 ]
-Prefix = Annotated[str, typer.Option(help="First part of the names of the store's topics.")]
 
 
 @dataclass(frozen=True)
 class Store(Reading):
-    """Where the store is: in Kafka, in a database, or in a folder. A store that is not in Kafka needs no broker."""
+    """The place of a store: Kafka, a database or a folder. A store outside of Kafka needs no broker."""
 
     sql: Sql = None
-    file: Annotated[Path | None, typer.Option("--file", help="A file store instead, by its folder: to look at.")] = None
-    prefix: Prefix = "penstock"
+    file: Annotated[
+        Path | None, typer.Option("--file", help="The folder of a file store instead of Kafka; it is only read.")
+    ] = None
+    prefix: Annotated[str, typer.Option(help="First part of the names of the store's topics.")] = "penstock"
 
     @property
     def name(self) -> str:
-        """What the store is called."""
+        """The name of the store in messages."""
         return "the database" if self.sql is not None else str(self.file or self.prefix)
 
     @contextmanager
     def open(self, wait_s: float = 15.0) -> Iterator[Administration]:
-        """Yield what can be done there, and close it.
-
-        Brokers that do not answer at once are waited for about `wait_s` seconds in all.
-        """
+        """Yield the operator's access to the store, and close it; it waits about `wait_s` seconds for brokers."""
         require_one_store(self.sql, self.file)
         if self.file is not None:
             from penstock.transactions.stores.file.administration import FolderReading
@@ -61,7 +61,7 @@ class Store(Reading):
                 yield SqlAdministration(opened)
         elif self.named_servers is None:
             raise ConfigurationError(
-                "--bootstrap-servers is missing; or name a store in a database by --sql, or one in a folder by --file"
+                "--bootstrap-servers is missing; or name a store in a database with --sql, or in a folder with --file"
             )
         else:
             from penstock.transactions.stores.kafka.administration import KafkaAdministration
@@ -71,20 +71,20 @@ class Store(Reading):
                 yield in_kafka
 
     def require_kafka(self, option: str) -> None:
-        """Refuse an option for what only a store in Kafka can tell or do."""
+        """Raise `ConfigurationError` for an option that only a store in Kafka supports."""
         if self.sql is not None or self.file is not None:
-            raise ConfigurationError(f"{option} is for a store in Kafka: leave it out, or --sql and --file")
+            raise ConfigurationError(f"{option} is for a store in Kafka: omit it, or --sql and --file")
 
 
 def require_one_store(sql: str | None, file: Path | None) -> None:
-    """Raise `ConfigurationError` where two stores are named."""
+    """Raise `ConfigurationError` if two stores are named."""
     if sql is not None and file is not None:
-        raise ConfigurationError("--sql and --file name two stores; leave one of them out")
+        raise ConfigurationError("--sql and --file name two stores; omit one of them")
 
 
 @contextmanager
 def database(url: str) -> Iterator[Database]:
-    """Connect to a database, for the block; `StoreConnectionError` where it does not answer."""
+    """Connect to a database for the block; `StoreConnectionError` if it does not answer."""
     try:
         import sqlalchemy as sa
 
@@ -96,8 +96,8 @@ def database(url: str) -> Iterator[Database]:
         yield found
     except sa.exc.SQLAlchemyError as error:
         raise StoreConnectionError(
-            f"the database {found.engine.url.database or ''} cannot be used: {type(error).__name__}; see whether it "
-            "runs, and what this user may do there"
+            f"the database {found.engine.url.database or ''} cannot be used: {type(error).__name__}; check that it "
+            "runs, and the permissions of this user"
         ) from error
     finally:
         found.close()
@@ -107,10 +107,10 @@ def _require_tables(opened: Database) -> None:
     import sqlalchemy as sa
 
     name = opened.engine.url.database or ""
-    # SQLite would make the file.
+    # SQLite would create the file.
     has_database = opened.kind != "sqlite" or Path(name).exists()
     if not has_database or not sa.inspect(opened.engine).has_table("penstock_tx"):
         raise PenstockError(
-            f"there is no store of transactions in database {name}; a SqlStore makes one, and so does "
+            f"there is no store of transactions in database {name}; a SqlStore creates it, or "
             "`penstock tx create-tables --sql URL`"
         )

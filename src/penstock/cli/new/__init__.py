@@ -1,4 +1,4 @@
-"""`penstock new`: lays a small project out that runs, with its test, its settings and a Dockerfile."""
+"""`penstock new`: creates a small runnable project, with a test, settings and a Dockerfile."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import typer
 from penstock.cli.output import Result
 from penstock.errors import ConfigurationError
 
-#: Where each file of `project` goes.
+#: The files of the folder `project`, with their names in the new project.
 _FILES = {
     "app.py.txt": "app.py",
     "tests/test_app.py.txt": "tests/test_app.py",
@@ -22,17 +22,17 @@ _FILES = {
     "dockerignore.txt": ".dockerignore",
     "README.md.txt": "README.md",
 }
-#: It names a consumer group, a package and topics.
+#: The allowed name of a project, which is also that of a consumer group, a package and topics.
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,62}")
 
 
 def new(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the project, of its folder and of its App.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the project, its folder and its App.")],
 ) -> Result:
-    """Lay out a small project in a new folder: an app, its test, its settings, a Dockerfile."""
+    """Create a small project in a new folder: an app, its test, its settings, a Dockerfile."""
     if _NAME.fullmatch(name) is None:
         raise ConfigurationError(
-            f"{name!r} cannot be the name of a project; take small letters, digits and hyphens, such as order-worker"
+            f"{name!r} cannot be the name of a project; use lower-case letters, digits and hyphens, as in order-worker"
         )
     folder = Path(name)
     project = resources.files("penstock.cli.new") / "project"
@@ -42,10 +42,10 @@ def new(
             (folder / target).parent.mkdir(exist_ok=True)
             (folder / target).write_text((project / source).read_text(encoding="utf-8").format(name=name), "utf-8")
     except FileExistsError:
-        raise ConfigurationError(f"{folder.resolve()} is there already; take another name or another folder") from None
+        raise ConfigurationError(f"{folder.resolve()} exists already; use another name or another folder") from None
     except OSError as error:
         raise ConfigurationError(
-            f"{folder.resolve()} cannot be written: {error.strerror}; go to a folder that can"
+            f"{folder.resolve()} cannot be written: {error.strerror}; change to a writable folder"
         ) from error
     lines = [
         f"{folder} has {', '.join(sorted(_FILES.values()))}",
