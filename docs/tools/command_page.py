@@ -26,9 +26,9 @@ _HEAD = """\
 
 <!-- Made by docs/tools/generate.py from the command line; a test holds it against the code. -->
 
-Every command and every option, as `penstock COMMAND --help` tells them. What they do, with what they print:
-[operation](operation.md); exit codes stand there, too. Addresses of brokers and settings of the Kafka clients may come
-from the environment and from a file: [options](options.md#connection-of-commands).
+All commands and options, as `penstock COMMAND --help` prints them. Their use, their output and their exit codes are in
+[operation](operation.md). Addresses of brokers and settings of the Kafka clients can also come from the environment and
+from a file: [options](options.md#connection-of-commands).
 """
 
 

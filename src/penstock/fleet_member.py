@@ -172,10 +172,10 @@ class Service(Protocol):
     """A service of `penstock.fleet` with a thread of its own. Call `start` and `stop` from one thread."""
 
     def start(self) -> None:
-        """Begin; returns at once."""
+        """Start the thread; returns at once."""
 
     def stop(self) -> None:
-        """End, within seconds."""
+        """Stop the thread, within seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +212,7 @@ class FleetMember:
         made: Service = listener(
             self.sender.group,
             self.sender.member,
-            doing,
+            target,
             bootstrap_servers=self.bootstrap_servers,
             config=self.config,
             settings=self.commands.with_token(),
@@ -227,6 +227,6 @@ def _of_fleet(module: str, name: str, option: str) -> Callable[..., Any]:
     except ModuleNotFoundError as error:
         raise ConfigurationError(
             f"{option} needs the package penstock.fleet, which this installation lacks ({error}); install all of "
-            f"penstock, or leave {option} out"
+            f"penstock, or omit {option}"
         ) from error
     return found

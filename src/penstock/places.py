@@ -1,4 +1,4 @@
-"""Texts for users: places in topics (`orders:1` is a partition, `orders:1@15` a message), ages and counts."""
+"""Texts that are printed everywhere: places (partition `orders:1`, message `orders:1@15`), counts, ages, names."""
 
 from __future__ import annotations
 
@@ -42,3 +42,18 @@ def topic_or_place(text: str) -> tuple[str, tuple[int, int] | None]:
 def counted(count: int, noun: str) -> str:
     """Return a number with its noun: "1 member", "2 members"."""
     return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def age_text(seconds: float) -> str:
+    """Return an age in its two largest units."""
+    minutes, hours, days = (int(seconds // unit) for unit in (60, 3600, 86_400))
+    if not minutes:
+        return f"{seconds:.1f} s"
+    if not hours:
+        return f"{minutes} min {int(seconds % 60)} s"
+    return f"{days} d {hours % 24} h" if days else f"{hours} h {minutes % 60} min"
+
+
+def printable(text: str) -> str:
+    """Return an untrusted text as one line with control characters escaped, for logs and terminals."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)

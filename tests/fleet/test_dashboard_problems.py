@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from scenes import alone, partition, report
 
-from penstock.fleet.page.problems import Problem, problems_of, seconds
+from penstock.fleet.page.problems import Problem, problems_of
 from penstock.fleet.reports.group_state import Group, Member
+from penstock.places import age_text
 
 HELD = {"blocking_offset": 17, "handler": "charge", "in_flight": 4}
 IN_HANDLER = {"state": "in handler", "age": 9.0, "worker": "w"}
@@ -95,4 +96,4 @@ def test_transactions_and_queries_are_told() -> None:
 
 
 def test_durations_are_written_as_people_do() -> None:
-    assert [seconds(one) for one in (0.4, 119.0, 300.0, 9_000.0)] == ["0.4 s", "119.0 s", "5 min", "2.5 h"]
+    assert [age_text(one) for one in (0.4, 119.0, 300.0, 9_000.0)] == ["0.4 s", "1 min 59 s", "5 min 0 s", "2 h 30 min"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,7 +15,7 @@ from penstock.errors import PenstockError
 if TYPE_CHECKING:
     from penstock.app import App
     from penstock.cli.needs import AppNeeds
-    from penstock.clients.rights import Right, Rights
+    from penstock.clients.rights import Rights
 
 #: The timeout in seconds for the first use of groups on a cluster, and the delay between two requests.
 _GROUP_READY_BUDGET_S, _RETRY_DELAY_S = 10.0, 0.3
@@ -117,15 +117,11 @@ def _topics(needs: AppNeeds, existing: Mapping[str, int]) -> Iterator[dict[str, 
 
 
 def _rights(rights: Rights) -> Iterator[dict[str, Any]]:
-    def rows(found: Iterable[Right], state: str) -> Iterator[dict[str, Any]]:
+    for state, found in (("ok", rights.held), ("missing", rights.missing), ("unknown", rights.unknown)):
         for right in found:
             fields = {"operation": right.operation, "resource": right.resource, "name": right.name}
             text = str(right)  # `right` is the deprecated name of `permission` in JSON; the next release removes it
             yield {"state": state, "permission": text, "right": text, **fields, "prefix": right.is_prefix}
-
-    yield from rows(rights.held, "ok")
-    yield from rows(rights.missing, "missing")
-    yield from rows(rights.unknown, "unknown")
 
 
 def _failure(app: App, topics: list[dict[str, Any]], rights: Rights, user: str) -> PenstockError | None:

@@ -9,9 +9,9 @@ import typer
 
 from penstock.cli.offsets import done_above, group_of, odd_positions
 from penstock.cli.options import GroupName, Partitions, Reading
-from penstock.cli.output import Result, Table, age_text
+from penstock.cli.output import Result, Table
 from penstock.errors import PenstockError
-from penstock.places import counted, place_text
+from penstock.places import age_text, counted, place_text
 
 
 def lag(

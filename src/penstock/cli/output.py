@@ -18,13 +18,14 @@ from typing import Any
 
 import typer
 
+from penstock.places import age_text, printable
+
 DEBUG_VARIABLE = "PENSTOCK_DEBUG"
 
 #: The text of an unknown value.
 NONE = "-"
 #: The line length in characters if the output is no terminal.
 _NO_LIMIT = 100_000
-_MINUTE_S, _HOUR_S, _DAY_S = 60, 3600, 86_400
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,18 +202,6 @@ def log_to_stderr() -> None:
     )
 
 
-def age_text(seconds: float) -> str:
-    """Return an age in its two largest units."""
-    whole = int(seconds)
-    if whole < _MINUTE_S:
-        return f"{seconds:.1f} s"
-    if whole < _HOUR_S:
-        return f"{whole // _MINUTE_S} min {whole % _MINUTE_S} s"
-    if whole < _DAY_S:
-        return f"{whole // _HOUR_S} h {whole % _HOUR_S // _MINUTE_S} min"
-    return f"{whole // _DAY_S} d {whole % _DAY_S // _HOUR_S} h"
-
-
 def time_text(milliseconds: int) -> str:
     """Return a time since the epoch in UTC, to the second; "-" if it is no valid time."""
     if milliseconds < 0:
@@ -233,8 +222,3 @@ def content_text(value: str | bytes | None) -> str:
         return printable(value.decode())
     except UnicodeDecodeError:
         return f"0x{value.hex()}"
-
-
-def printable(text: str) -> str:
-    """Return a text with control characters escaped."""
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)

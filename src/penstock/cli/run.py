@@ -69,7 +69,7 @@ def run(
 
     With --processes, a process that dies is restarted after 0.5 to 30 seconds, at once if its exit code is 4. The run
     ends if a restart cannot help: at once after wrong use, with code 2; after too many successive restarts with code 1,
-    or 3 if no broker ever answered. All processes end with the first one.
+    or 3 if no broker ever answered. All processes end when this command ends.
 
     With --http, it serves a page for browsers, and endpoints for probes and Prometheus. /healthz fails when the app
     hangs. /readyz fails while it has no partition, makes no progress or stops.

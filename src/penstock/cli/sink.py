@@ -97,13 +97,13 @@ class Location(Reading):
         return {self.ledger_topic: in_kafka}
 
 
-def ls(where: Location) -> Result:
+def ls(location: Location) -> Result:
     """List the queries in a ledger, with their progress for each target."""
-    rows = [_summary(query) for query in where.queries()]
+    rows = [_summary(query) for query in location.queries()]
     return Result([Table("queries", rows)], notes=[] if rows else ["the ledger has no query"])
 
 
-def show(where: Location, *, name: QueryName) -> Result:
+def show(location: Location, *, name: QueryName) -> Result:
     """Print the ledger of a query, one row per partition."""
     from penstock.spark_sink.sinks.administration import of_query
 
@@ -118,14 +118,14 @@ def show(where: Location, *, name: QueryName) -> Result:
             "query_id": entry.query_id,
             "topic_id": entry.topic_id,
         }
-        for ledger in of_query(where.queries(), name)
+        for ledger in of_query(location.queries(), name)
         for (topic, partition), entry in sorted(ledger.entries.items())
     ]
     return Result([Table("partitions", rows)], {"query": name})
 
 
 def reset(
-    where: Location,
+    location: Location,
     *,
     name: QueryName,
     to: Annotated[
@@ -147,7 +147,7 @@ def reset(
 
     if forget == (to is not None):
         raise ConfigurationError("give either --to, or --forget to remove the entries")
-    found = administration.chosen(administration.of_query(where.queries(), name), topic or ())
+    found = administration.chosen(administration.of_query(location.queries(), name), topic or ())
     wanted = None
     if to is not None:
         parts = {part for ledger in found for part in ledger.entries}
@@ -172,7 +172,7 @@ def reset(
 
 
 def rename(
-    where: Location,
+    location: Location,
     *,
     name: Annotated[str, typer.Argument(metavar="OLD", help="Present name of the query in the ledger.")],
     new: Annotated[str, typer.Argument(metavar="NEW", help="New name of the query.")],
@@ -181,7 +181,7 @@ def rename(
     """Rename a stopped query in its ledger."""
     from penstock.spark_sink.sinks import administration
 
-    moved = administration.rename(where.queries(), name, new, dry_run=dry_run)
+    moved = administration.rename(location.queries(), name, new, dry_run=dry_run)
     rows = [
         {"target": ledger.target, "query": name, "becomes": new, "partitions": len(ledger.entries)} for ledger in moved
     ]

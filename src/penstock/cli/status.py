@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.cli.options import Reading
-from penstock.cli.output import Result, Table, age_text
+from penstock.cli.output import Result, Table
 from penstock.errors import PenstockError
 from penstock.fleet_member import REPORTS_TOPIC
-from penstock.places import counted
+from penstock.places import age_text, counted
 
 if TYPE_CHECKING:
     from penstock.fleet.page.problems import Problem

@@ -57,21 +57,21 @@ def ls(
             "of --file"
         )
     notes: list[str] = []
+    columns: tuple[str, ...]
     # A short wait, so that an operator soon learns that a broker is away.
     with store.open(store.connect_timeout) as opened:
         if discarded:
             before_ms = (time.time() - older_than) * 1000
             gone = [each for each in opened.discarded() if each.at_ms <= before_ms and group in {None, each.group}]
             rows = [_discarded_row(each) for each in gone if every or not each.resumed_by]
+            columns = ("group", "topics", "reason", "check_count", "at_ms")
             if len(rows) < len(gone):
                 notes = [f"{len(gone) - len(rows)} more were brought back; see them with --all"]
         else:
             found = [each for each in opened.pending() if each.age_s >= older_than and group in {None, each.group}]
             rows = [_pending_row(pending) for pending in found]
+            columns = ("group", "topics", "age_s", "check_count", "decided", "waits_for")
             notes = opened.notices(found)
-    columns = ("group", "topics", "reason", "check_count", "at_ms") if discarded else (
-        "group", "topics", "age_s", "check_count", "decided", "waits_for"
-    )  # fmt: skip
     table = Table("transactions", rows, ("transaction_id", *columns), limit=limit)
     kind = "discarded message" if discarded else "pending transaction"
     return Result([table], {"store": store.name}, notes=[f"{counted(len(rows), kind)} in {store.name}", *notes])

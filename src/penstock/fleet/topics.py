@@ -81,8 +81,6 @@ class TopicFollower(PartitionReader):
     """Follows all partitions of a topic, in no group. For one thread; `close` ends it.
 
     Args:
-        bootstrap_servers: addresses of the brokers.
-        config: client settings by librdkafka's names.
         topic: name of the topic.
         positions: the start offset by partition; `back` applies to the other partitions.
         back: the number of records before the end of each partition to start at; None: start at its beginning.
@@ -186,8 +184,6 @@ class RecordWriter:
     """Writes single records and waits for their acknowledgement. For one thread.
 
     Args:
-        bootstrap_servers: addresses of the brokers.
-        config: client settings by librdkafka's names.
         token: the token for signatures, or None.
     """
 

@@ -189,8 +189,3 @@ def is_signed(token: str, topic: str, value: bytes, headers: object) -> bool:
         next((content for name, content in headers if name == SIGNATURE), None) if isinstance(headers, list) else None
     )
     return isinstance(found, bytes) and hmac.compare_digest(found, signature(token, topic, value))
-
-
-def one_line(text: str) -> str:
-    """Return an untrusted text as one line for a log, with control characters escaped."""
-    return "".join(char if char.isprintable() else char.encode("unicode_escape", "replace").decode() for char in text)

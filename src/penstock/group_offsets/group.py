@@ -203,7 +203,9 @@ class Group:
                 # The library waits for open transactions in silence. If brokers answer without the wait, that is it.
                 committed_offsets(*asking, _ANSWER_S, stable=False)
                 raise KafkaException(KafkaError(KafkaError.UNSTABLE_OFFSET_COMMIT)) from error
-            _raise_first(partition.error for partition in found if partition.error is not None)
+            for partition in found:
+                if partition.error is not None:
+                    raise KafkaException(partition.error)
             return found
 
         what = f"the offsets of group {self._group} are unknown"
@@ -266,7 +268,7 @@ class Group:
         if code == KafkaError.OFFSET_METADATA_TOO_LARGE:
             return PenstockError(
                 f"{what}: the brokers accept less metadata than an offset map has; set offset.metadata.max.bytes to "
-                "4096 on them and run the command again, or run it without --keep-done"
+                "4096 on them and run the command again, or leave out the offsets done above the commit point"
             )
         if code == KafkaError.UNSTABLE_OFFSET_COMMIT:
             return PenstockError(
@@ -279,11 +281,6 @@ class Group:
                 "again"
             )
         return PenstockError(f"{what}: {reason(error)}; check the brokers, and run the command again")
-
-
-def _raise_first(errors: Iterable[KafkaError]) -> None:
-    for error in errors:
-        raise KafkaException(error)
 
 
 def _may_pass(error: BaseException) -> bool:

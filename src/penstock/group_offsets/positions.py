@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from penstock.offsets import decode, owner_of
-from penstock.places import place_text
+from penstock.places import place_text, printable
 
 #: Topic and partition.
 Part = tuple[str, int]
@@ -23,10 +23,9 @@ class Member:
     partitions: frozenset[Part]
 
     def __str__(self) -> str:
-        """Return its name for a sentence. Names may be forged, so control characters are replaced."""
+        """Return its name for a sentence."""
         named = f"{self.client_id} ({self.instance})" if self.instance else self.client_id
-        text = f"{named} on {self.host.lstrip('/')}"
-        return "".join(char if char.isprintable() else "?" for char in text)
+        return printable(f"{named} on {self.host.lstrip('/')}")
 
 
 @dataclass(frozen=True, slots=True)

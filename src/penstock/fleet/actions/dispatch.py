@@ -17,12 +17,11 @@ from penstock.fleet.commands.audit import Answer, AuditRecord, Kind
 from penstock.fleet.commands.command import ACTIONS, Command
 from penstock.fleet.commands.execution import answer_of, execute
 from penstock.fleet.commands.sender import ANSWER_S, CommandSender, summary
-from penstock.fleet.wire import one_line
 from penstock.fleet_member import CommandSettings, Outcome
 from penstock.group_offsets.group import Group
 from penstock.group_offsets.planning import Change
 from penstock.options import ClientConfig
-from penstock.places import counted
+from penstock.places import counted, printable
 from penstock.transactions.stores.coordinator import operator_in_kafka
 from penstock.transactions.stores.kafka.administration import KafkaAdministration
 
@@ -74,7 +73,7 @@ def perform(command: Command, context: ActionContext) -> Answer:
     except PenstockError as error:
         return Answer(Outcome.FAILED, f"nothing was done, because it cannot be written to the audit: {error}")
     answer = answer_of(command.name, lambda: _perform(command, context, sender))
-    _log.warning("%s, asked by %s (%s): %s", command.name, command.by, command.id, one_line(answer.said))
+    _log.warning("%s, asked by %s (%s): %s", command.name, command.by, command.id, printable(answer.said))
     try:
         # Stacks are in the members' own answers.
         outcome = Answer(answer.outcome, answer.said)

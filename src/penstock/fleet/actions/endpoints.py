@@ -20,8 +20,9 @@ from penstock.fleet.actions.tokens import TokenGuard
 from penstock.fleet.commands.audit import Answer, AuditRecord, AuditWriter, Kind
 from penstock.fleet.commands.command import ACTIONS, Command, command_of
 from penstock.fleet.server import DisposableThreads, RefusedError, TooManyError, Visitors, json_answer, route
-from penstock.fleet.wire import FLAG, one_line, parse_object, read_fields
+from penstock.fleet.wire import FLAG, parse_object, read_fields
 from penstock.fleet_member import Outcome
+from penstock.places import printable
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -68,7 +69,7 @@ class _Actions:
         if name not in ACTIONS:
             raise RefusedError(404, f"there is no such action; there are {', '.join(ACTIONS)}")
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-            raise RefusedError(415, "an action is asked for as JSON: Content-Type: application/json")
+            raise RefusedError(415, "send an action as JSON: Content-Type: application/json")
         client = self._visitors.client(request)
         await self._require_token(request, client, name)
         body = await _body(request)
@@ -121,7 +122,7 @@ class _Actions:
             record = AuditRecord.of(Kind.OUTCOME, command, command.by, Answer(Outcome.REFUSED, said))
             writer.append(record, command.key)
         except PenstockError as error:
-            _log.warning("the audit lacks a record: %s; it would be: %s", one_line(str(error)), said)
+            _log.warning("the audit lacks a record: %s; it would be: %s", printable(str(error)), said)
 
 
 async def _body(request: Request) -> bytes:

@@ -33,7 +33,7 @@ def answer_of(name: str, work: Callable[[], Answer]) -> Answer:
     except Exception as error:  # noqa: BLE001 - its text may hold payloads; only this process's own log gets it
         _log.exception("%s failed", name)
         return Answer(
-            Outcome.FAILED, f"{name} failed with {type(error).__name__}; the log of the process that ran it says where"
+            Outcome.FAILED, f"{name} failed with {type(error).__name__}; see the log of the process that ran it"
         )
 
 
@@ -61,8 +61,8 @@ def _handle(command: Command, member: Member) -> Answer:
             member.resume(topic, partition)
             said = f"{command.place} goes on"
         case "give-up":
-            topic_of_dead_letters = member.give_up(topic, command.parameters["partition"], command.parameters["offset"])
-            said = f"{command.place} was given up: {topic_of_dead_letters} has it, and its key goes on"
+            dead_letter_topic = member.give_up(topic, command.parameters["partition"], command.parameters["offset"])
+            said = f"{command.place} was given up: {dead_letter_topic} has it, and its key goes on"
         case _:
             stacks = "\n".join(_stacks(member.stacks()))[:MOST_DETAILS]
             return Answer(Outcome.DONE, f"the stacks of {threading.active_count()} threads", stacks)

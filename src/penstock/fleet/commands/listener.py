@@ -20,9 +20,9 @@ from penstock.fleet.commands.audit import Answer, AuditRecord, AuditWriter, Kind
 from penstock.fleet.commands.command import Command, decode_command
 from penstock.fleet.commands.execution import execute
 from penstock.fleet.topics import TopicFollower, TopicService, signed_value
-from penstock.fleet.wire import one_line
 from penstock.fleet_member import CommandSettings, Member, Outcome, StoreOperator
 from penstock.options import ClientConfig
+from penstock.places import printable
 
 if TYPE_CHECKING:
     from confluent_kafka import Message
@@ -47,9 +47,6 @@ class CommandListener(TopicService):
         group: name of the app, or of the coordinators of a store.
         member: name of this process in reports.
         target: the handlers of a member, or the store of a coordinator.
-        bootstrap_servers: addresses of the brokers.
-        config: client settings by librdkafka's names.
-        settings: the options.
         clock: seconds since the epoch.
     """
 
@@ -109,7 +106,7 @@ class CommandListener(TopicService):
             return
         invalid = self._why_invalid(message, command)
         answer = execute(command, self._target) if invalid is None else Answer(Outcome.REFUSED, invalid)
-        _log.warning("%s, asked by %s: %s", command.name, one_line(command.by), one_line(answer.said))
+        _log.warning("%s, asked by %s: %s", command.name, printable(command.by), printable(answer.said))
         try:
             writer.append(AuditRecord.of(Kind.ANSWER, command, self._member, answer), command.key)
         except PenstockError as error:

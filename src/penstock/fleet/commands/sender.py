@@ -27,8 +27,6 @@ class CommandSender(AuditWriter):
     """Sends commands, reads their answers and writes to the audit. For one thread.
 
     Args:
-        bootstrap_servers: addresses of the brokers.
-        config: client settings by librdkafka's names.
         settings: the topics, and the token for signatures.
 
     Raises:

@@ -13,7 +13,7 @@ from typing import Any
 from penstock.consumer import Explanation
 from penstock.fleet.reports.group_state import Group, Member
 from penstock.fleet.reports.report import Report
-from penstock.places import counted
+from penstock.places import age_text, counted
 
 #: Seconds in a handler after which it is a problem, and after which the problem is bad.
 _SLOW_S = 3.0
@@ -23,9 +23,6 @@ _UNDECIDED_S = 10.0
 _CHECKS = 3
 _MOST = 60
 _EXPLAINED = [field.name for field in fields(Explanation) if field.name != "key"]
-#: Durations from this number of seconds are written in minutes, and in hours.
-_MINUTES_FROM_S = 120.0
-_HOURS_FROM_S = 7_200.0
 
 #: The levels of problems, the worst first.
 BAD, WARN, NOTE = "bad", "warn", "note"
@@ -99,8 +96,8 @@ def _of_member(member: Member) -> Iterator[tuple[tuple[Any, ...], Problem]]:
         return
     if member.is_silent:
         text = (
-            f"It sent no report for {seconds(member.age_s)}, though it reports every {report.interval_s:g} s: it died, "
-            "is stopped, or reaches no broker. Its partitions go to other members when its session ends."
+            f"It sent no report for {age_text(member.age_s)}, though it reports every {report.interval_s:g} s: it "
+            "died, is stopped, or reaches no broker. Its partitions go to other members when its session ends."
         )
         title = f"{report.member} is silent"
         silent = Problem("silent", BAD, title, text, report.member, age=member.age_s, waiting=report.known_lag)
@@ -216,7 +213,7 @@ def _parked(report: Report) -> Iterator[tuple[tuple[Any, ...], Problem]]:
         if (topic, part["partition"], offset) in blocking or not part["attempt"]:
             continue
         due = part["due_in"]
-        retry = "is held" if state == "held" else "waits" if due is None else f"is tried in {seconds(due)}"
+        retry = "is held" if state == "held" else "waits" if due is None else f"is tried in {age_text(due)}"
         problem = Problem(
             "keys",
             BAD if state == "held" else NOTE,
@@ -239,7 +236,7 @@ def _sinks(report: Report) -> Iterator[tuple[tuple[Any, ...], Problem]]:
             continue
         why = f": {sink['last_error']}" if sink["last_error"] else ""
         restart = "it is not started again" if state == "failed" else "it is started again"
-        when = "" if sink["retry_in"] is None else f" in {seconds(sink['retry_in'])}"
+        when = "" if sink["retry_in"] is None else f" in {age_text(sink['retry_in'])}"
         title, text = f"Spark query {name} is {state}", f"Its query failed{why}; {restart}{when}."
         level = BAD if state == "failed" else WARN
         yield ("sink", name), Problem("sink", level, title, text, report.member, waiting=sink["lag"] or 0)
@@ -253,7 +250,7 @@ def _transactions(report: Report) -> Iterator[tuple[tuple[Any, ...], Problem]]:
         if part["decided"] is not None or age < _UNDECIDED_S:
             continue
         text = (
-            f"A transaction of {group} for {part['topics']} has no decision after {seconds(age)} and {checks} checks: "
+            f"A transaction of {group} for {part['topics']} has no decision after {age_text(age)} and {checks} checks: "
             "its producer neither committed nor rolled back, and did not decide when it was checked."
         )
         title, level = f"{group} leaves a transaction undecided", BAD if checks >= _CHECKS else WARN
@@ -265,10 +262,3 @@ def _transactions(report: Report) -> Iterator[tuple[tuple[Any, ...], Problem]]:
 def _sentence(text: str) -> str:
     """Return a text with a capital and a full stop."""
     return text[:1].upper() + text[1:] + ("" if text.endswith((".", "!", "?")) else ".")
-
-
-def seconds(number: float) -> str:
-    """Return a duration in words."""
-    if number < _MINUTES_FROM_S:
-        return f"{number:.1f} s"
-    return f"{number / 60:.0f} min" if number < _HOURS_FROM_S else f"{number / 3600:.1f} h"

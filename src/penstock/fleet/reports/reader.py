@@ -24,8 +24,6 @@ class ReportReader:
     reports are ignored and counted.
 
     Args:
-        bootstrap_servers: addresses of the brokers.
-        config: client settings by librdkafka's names.
         topic: name of the topic.
 
     Raises:

@@ -50,9 +50,6 @@ class Reporter(TopicService):
     Args:
         sender: the names of the process.
         describe: returns the description; called on the reporter's thread.
-        bootstrap_servers: addresses of the brokers.
-        config: client settings by librdkafka's names.
-        settings: the options.
     """
 
     def __init__(
