@@ -106,11 +106,7 @@ def test_letters_with_forged_headers_stay_hold_up_nobody_and_go_to_a_topic_that_
     assert code == 1
     assert f"2 sent from {letters} to {original}" in out
     assert f"5 of {letters} could not be sent" in err
-    reasons = (
-        "2 has no valid original topic",
-        "1 has an original topic that does not",
-        "1 names the dead-letter topic",
-    )
+    reasons = ("2 has no valid original topic", "1 has an original topic that does", "1 names the dead-letter")
     for reason in (*reasons, "1 has neither key nor value"):
         assert reason in err
     assert (again.code, "nothing sent" in again.out) == (1, True)
