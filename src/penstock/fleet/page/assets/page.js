@@ -213,8 +213,12 @@ function problemItem(problem, group, number) {
   if (problem.member && problem.kind !== "silent") more.push(problem.member);
   if (problem.key_hash) more.push("key " + problem.key_hash);
   const title = group ? h("a", { href: address(group) }, problem.title) : problem.title;
+  const level = { bad: "bad", warn: "to look at", note: "note" }[problem.level];
   return h("li", { class: problem.level, key: [group, problem.kind, problem.title, number].join("|") },
-    h("div", { class: "what" }, h("b", null, h("span", { class: "dot " + problem.level, role: "img", "aria-label": { bad: "bad", warn: "to look at", note: "note" }[problem.level] }), title), group && h("span", { class: "group" }, "in " + group), problem.age !== undefined && h("span", { class: "dim" }, "for " + span(problem.age))),
+    h("div", { class: "what" },
+      h("b", null, h("span", { class: "dot " + problem.level, role: "img", "aria-label": level }), title),
+      group && h("span", { class: "group" }, "in " + group),
+      problem.age !== undefined && h("span", { class: "dim" }, "for " + span(problem.age))),
     h("div", { class: "why" }, problem.text),
     h("div", { class: "more" }, more.map((text) => h("span", null, text)),
       !group && problem.topic && h("button", { class: "act", onClick: () => openDetails(problem, problem.title) }, "Details"),
@@ -272,33 +276,55 @@ const none = (title) => h("p", { class: "empty" }, title);
 function partitions(group) {
   const shown = group.partitions.filter((row) => matches(place(row), row.member, row.state, row.holds)), all = group.partition_count;
   const most = Math.max(1, ...shown.map((row) => row.lag || 0)), width = (lag) => (96 * (lag || 0)) / most;
-  const kind = (row) => row.trouble || row.state === "dead letter" || row.state === "held" ? "text bad-text" : row.blocking_offset === undefined && !row.paused ? "text dim" : "text";
-  return card("partitions", "Partitions", shown.length < all ? `the ${shown.length} that most need a look, of ${count(all)}` : count(all), shown.length ? table(shown, (row) => row.member + place(row), [
+  const bar = (lag) => h("svg", { class: "spark", viewBox: "0 0 96 3", "aria-hidden": "true" },
+    h("rect", { class: "heat2", x: 96 - width(lag), width: width(lag), height: 3 }));
+  const isBad = (row) => row.trouble || row.state === "dead letter" || row.state === "held";
+  const isIdle = (row) => row.blocking_offset === undefined && !row.paused;
+  const columns = [
     text("Partition", (row) => [rowlink(row, place(row)), known.route.member === undefined && h("small", null, row.member)], "name"),
-    num("Lag", (row) => row.lag, (lag) => [count(lag), lag !== undefined && h("svg", { class: "spark", viewBox: "0 0 96 3", "aria-hidden": "true" }, h("rect", { class: "heat2", x: 96 - width(lag), width: width(lag), height: 3 }))]),
-    num("Watermark", (row) => row.watermark ?? -1, (at) => (at < 0 ? "–" : String(at))), num("Gaps", (row) => row.gaps), num("In flight", (row) => row.in_flight), num("Parked", (row) => row.parked),
-    text("What holds it", (row) => h("span", { class: kind(row) }, row.holds))]) : none("None."));
+    num("Lag", (row) => row.lag, (lag) => [count(lag), lag !== undefined && bar(lag)]),
+    num("Watermark", (row) => row.watermark ?? -1, (at) => (at < 0 ? "–" : String(at))),
+    num("Gaps", (row) => row.gaps), num("In flight", (row) => row.in_flight), num("Parked", (row) => row.parked),
+    text("What holds it", (row) => h("span", { class: isBad(row) ? "text bad-text" : isIdle(row) ? "text dim" : "text" }, row.holds))];
+  return card("partitions", "Partitions", shown.length < all ? `the ${shown.length} that most need a look, of ${count(all)}` : count(all),
+    shown.length ? table(shown, (row) => row.member + place(row), columns) : none("None."));
 }
 function members(group) {
   const shown = group.members.filter((row) => matches(row.member, row.host)), all = group.member_count;
-  const state = (row) => row.silent ? pill(row.replaced ? "" : "bad", (row.replaced ? "replaced, " : "") + `silent for ${span(row.age)}`) : pill("ok", "reports");
-  return card("members", "Members", shown.length < all ? `${shown.length} of ${all}` : count(all), table(shown, (row) => row.member, [
-    text("Member", (row) => [h("a", { href: address(group.name, row.member) }, row.member), h("small", null, `process ${row.process} on ${row.host}`)], "name"), text("State", state, "state"),
-    num("Partitions", (row) => row.partition_count), num("Lag", (row) => row.lag, lagText), num("Messages/s", (row) => row.rate), num("Failed/s", (row) => row.failed_rate), num("In flight", (row) => row.in_flight),
-    num("Workers busy", (row) => row.busy, (busy, row) => (row.workers === null ? "–" : `${busy} of ${row.workers}`)), num("Parked", (row) => row.parked_keys), num("Up", (row) => row.uptime, span),
-    ...(can("stacks") ? [text("", (row) => row.commands && action("Stacks", "stacks", { group: group.name, member: row.member }))] : [])], (row) => (row.silent ? "silent" : "")));
+  const state = (row) => row.silent
+    ? pill(row.replaced ? "" : "bad", (row.replaced ? "replaced, " : "") + `silent for ${span(row.age)}`) : pill("ok", "reports");
+  const name = (row) => [h("a", { href: address(group.name, row.member) }, row.member), h("small", null, `process ${row.process} on ${row.host}`)];
+  const columns = [
+    text("Member", name, "name"), text("State", state, "state"), num("Partitions", (row) => row.partition_count),
+    num("Lag", (row) => row.lag, lagText), num("Messages/s", (row) => row.rate), num("Failed/s", (row) => row.failed_rate),
+    num("In flight", (row) => row.in_flight),
+    num("Workers busy", (row) => row.busy, (busy, row) => (row.workers === null ? "–" : `${busy} of ${row.workers}`)),
+    num("Parked", (row) => row.parked_keys), num("Up", (row) => row.uptime, span)];
+  if (can("stacks")) columns.push(text("", (row) => row.commands && action("Stacks", "stacks", { group: group.name, member: row.member })));
+  return card("members", "Members", shown.length < all ? `${shown.length} of ${all}` : count(all),
+    table(shown, (row) => row.member, columns, (row) => (row.silent ? "silent" : "")));
 }
 function parked(group) {
   const shown = group.parked.filter((row) => matches(place(row), row.handler, row.key_hash));
-  return card("parked", "Parked keys", count(group.parked_keys), group.parked.length ? table(shown, (row) => place(row) + row.offset, [
-    text("Head", (row) => rowlink(row, `${place(row)}@${row.offset}`), "name"), text("Handler", (row) => row.handler, ""), text("State", (row) => row.state, ""),
-    num("Tries", (row) => row.attempt), num("Since", (row) => row.age, span), num("Next try", (row) => row.due_in, (due) => (due === undefined ? "not set" : "in " + span(due)))]) : none("None."));
+  const columns = [
+    text("Head", (row) => rowlink(row, `${place(row)}@${row.offset}`), "name"),
+    text("Handler", (row) => row.handler, ""), text("State", (row) => row.state, ""),
+    num("Tries", (row) => row.attempt), num("Since", (row) => row.age, span),
+    num("Next try", (row) => row.due_in, (due) => (due === undefined ? "not set" : "in " + span(due)))];
+  return card("parked", "Parked keys", count(group.parked_keys),
+    group.parked.length ? table(shown, (row) => place(row) + row.offset, columns) : none("None."));
 }
 function deadLetters(group) {
-  const origin = (age, row) => row.offset === null ? span(age) + " ago" : [rowlink(row, `${place(row)}@${row.offset}`), h("small", { class: "dim" }, ` ${span(age)} ago`)];
-  return card("letters", "Dead letters", many(sum(group.dead_letters, "count"), "message") + " since the members' start", group.dead_letters.length ? table(group.dead_letters, (row) => [row.topic, row.dead_letter_topic, row.error].join("|"), [
-    text("Reason", (row) => [row.error, h("small", null, `${row.topic} → ${row.dead_letter_topic}`)], "name"), num("Messages", (row) => row.count), num("Last", (row) => row.age, origin),
-    ...(can("replay") ? [text("", (row) => action("Replay …", "replay", { topic: row.dead_letter_topic }, [["partition", "Partition", "number"], ["offset", "Offset", "number"]]))] : [])]) : none("None since the members' start."));
+  const origin = (age, row) => row.offset === null ? span(age) + " ago"
+    : [rowlink(row, `${place(row)}@${row.offset}`), h("small", { class: "dim" }, ` ${span(age)} ago`)];
+  const fields = [["partition", "Partition", "number"], ["offset", "Offset", "number"]];
+  const columns = [
+    text("Reason", (row) => [row.error, h("small", null, `${row.topic} → ${row.dead_letter_topic}`)], "name"),
+    num("Messages", (row) => row.count), num("Last", (row) => row.age, origin)];
+  if (can("replay")) columns.push(text("", (row) => action("Replay …", "replay", { topic: row.dead_letter_topic }, fields)));
+  return card("letters", "Dead letters", many(sum(group.dead_letters, "count"), "message") + " since the members' start",
+    group.dead_letters.length ? table(group.dead_letters, (row) => [row.topic, row.dead_letter_topic, row.error].join("|"), columns)
+      : none("None since the members' start."));
 }
 function pauses(group) {
   const now = Object.entries(group.paused), before = Object.entries(group.pauses);
@@ -309,12 +335,19 @@ function pauses(group) {
 }
 function transactions(group) {
   const counts = group.coordinators.map((row) => row.counts), total = (name) => count(sum(counts, name));
-  return card("transactions", "Transactions", `${total("pending")} pending, the oldest ${span(Math.max(0, ...counts.map((row) => row.oldest_pending_age || 0)))}`,
-    h("div", { class: "body dim" }, `${total("committed")} committed, ${total("rolled_back")} rolled back, ${total("discarded")} discarded, ${total("checks")} checks, ${total("no_producer")} of which reached no producer`,
-      resumers(group).map((target) => h("span", { key: target.member || "" }, " ", action("Resume a discarded one …", "resume-transaction", target, (target.group ? [] : [["prefix", "Prefix of the store", "text", "penstock"]]).concat([["transaction_id", "Transaction", "text"]]))))),
-    group.transactions.length > 0 && table(group.transactions, (row) => row.id, [
-      text("Transaction", (row) => row.id, "name mono"), text("Producer group", (row) => row.group), text("Topics", (row) => row.topics), num("Age", (row) => row.age, span), num("Checks", (row) => row.checks),
-      text("Waits for", (row) => row.waits_for || "the decision of its producer"), ...(can("settle") ? [text("", settle)] : [])]));
+  const oldest = Math.max(0, ...counts.map((row) => row.oldest_pending_age || 0));
+  const prefix = ["prefix", "Prefix of the store", "text", "penstock"], id = ["transaction_id", "Transaction", "text"];
+  const resume = (target) => action("Resume a discarded one …", "resume-transaction", target, target.group ? [id] : [prefix, id]);
+  const columns = [
+    text("Transaction", (row) => row.id, "name mono"), text("Producer group", (row) => row.group), text("Topics", (row) => row.topics),
+    num("Age", (row) => row.age, span), num("Checks", (row) => row.checks),
+    text("Waits for", (row) => row.waits_for || "the decision of its producer")];
+  if (can("settle")) columns.push(text("", settle));
+  return card("transactions", "Transactions", `${total("pending")} pending, the oldest ${span(oldest)}`,
+    h("div", { class: "body dim" }, `${total("committed")} committed, ${total("rolled_back")} rolled back, ${total("discarded")} discarded, `
+      + `${total("checks")} checks, ${total("no_producer")} of which reached no producer`,
+      resumers(group).map((target) => h("span", { key: target.member || "" }, " ", resume(target)))),
+    group.transactions.length > 0 && table(group.transactions, (row) => row.id, columns));
 }
 // The process that settles: any with permission for a store in Kafka ({}), else the coordinator if it receives commands; null: none.
 function operated(operator) {
@@ -323,7 +356,9 @@ function operated(operator) {
 }
 function settle(transaction) {
   const by = operated(transaction.operator);
-  return by && action("Settle …", "settle", by.group ? { ...by, transaction_id: transaction.id } : { prefix: transaction.prefix, transaction_id: transaction.id }, [["decision", "Decision", "select", ["rollback", "commit", "discard"]]]);
+  if (!by) return by;
+  const target = by.group ? by : { prefix: transaction.prefix };
+  return action("Settle …", "settle", { ...target, transaction_id: transaction.id }, [["decision", "Decision", "select", ["rollback", "commit", "discard"]]]);
 }
 function resumers(group) {
   const found = group.coordinators.map((coordinator) => operated(coordinator.operator)).filter(Boolean);
@@ -332,40 +367,60 @@ function resumers(group) {
 function sinks(group) {
   const past = Object.entries(known.history.series || {}).filter(([name]) => name.startsWith("batch "));
   const state = (row) => pill(["running", "standby"].includes(row.state) ? "ok" : row.state === "failed" ? "bad" : "warn", row.state);
-  return [card("sinks", "Spark queries", "", table(group.sinks, (row) => row.name + row.member, [
-    text("Query", (row) => row.name, "name"), text("State", state, ""), num("Batch", (row) => row.batch_id, (id) => String(id ?? "–")), num("Rows", (row) => row.rows), num("Rows/s", (row) => row.rows_per_s),
-    num("Last batch took", (row) => row.batch_seconds, span), num("Lag", (row) => row.lag), num("Restarts", (row) => row.restarts), text("Last error", (row) => row.last_error)])),
-    past.length > 0 && h("div", { class: "charts", key: "sinkcharts" }, past.map(([name, points]) => chart(name, `Batches of ${name.slice(6)}`, span, [["", points, ""]], true)))];
+  const columns = [
+    text("Query", (row) => row.name, "name"), text("State", state, ""), num("Batch", (row) => row.batch_id, (id) => String(id ?? "–")),
+    num("Rows", (row) => row.rows), num("Rows/s", (row) => row.rows_per_s), num("Last batch took", (row) => row.batch_seconds, span),
+    num("Lag", (row) => row.lag), num("Restarts", (row) => row.restarts), text("Last error", (row) => row.last_error)];
+  return [card("sinks", "Spark queries", "", table(group.sinks, (row) => row.name + row.member, columns)),
+    past.length > 0 && h("div", { class: "charts", key: "sinkcharts" },
+      past.map(([name, points]) => chart(name, `Batches of ${name.slice(6)}`, span, [["", points, ""]], true)))];
 }
 
+function absent(name, member) {
+  const text = member === undefined ? "No member of this group reports now." : "This member does not report now.";
+  return [h("div", { class: "head" }, h("h1", null, member || name)), h("p", { class: "empty" }, text),
+    h("p", null, h("a", { href: member === undefined ? "#/" : address(name) }, "Back"))];
+}
+// The figures at the top. A process may have only Spark queries or a coordinator: then it shows no consumer figures.
+function tiles(group, consumes, isMember) {
+  const all = (name) => count(sum(group.coordinators.map((row) => row.counts), name)), latency = (name) => ((known.history.series || {})[name] || []).at(-1);
+  const p99 = latency("p99"), sinkLag = group.sinks.some((row) => row.lag === undefined) ? null : sum(group.sinks, "lag");
+  const refused = group.dead_letter_failures, { held_keys: held, silent } = group;
+  return h("dl", { class: "tiles", key: "tiles" },
+    !consumes && group.sinks.length > 0 && [tile("Rows/s", count(sum(group.sinks, "rows_per_s"))), tile("Lag", lagText(sinkLag))],
+    !consumes && group.coordinators.length > 0 && [tile("Published/s", count(group.rate)), tile("Pending", all("pending")), tile("Held", all("held"))],
+    consumes && [
+      tile("Messages/s", count(group.rate), group.failed_rate ? `${count(group.failed_rate)} failed` : ""),
+      tile("Lag", lagText(group.lag)), tile("In flight", count(group.in_flight)),
+      tile("Done within", span(latency("p50")), p99 === undefined || p99 === null ? "" : `99 % ${span(p99)}`),
+      tile("Parked keys", count(group.parked_keys), held ? `${held} held` : "", held ? "bad" : ""),
+      tile("Dead letters", count(sum(group.dead_letters, "count")), refused ? `${count(refused)} refused` : "", refused ? "warn" : "")],
+    !isMember && tile("Members", count(group.living), silent ? `${silent} silent` : "", silent ? "bad" : ""));
+}
 function groupPage(state) {
-  const group = state.group, { group: name, member } = known.route;
-  if (!group || (member !== undefined && !group.members.length)) return [h("div", { class: "head" }, h("h1", null, member || name)), h("p", { class: "empty" }, member !== undefined ? "This member does not report now." : "No member of this group reports now."), h("p", null, h("a", { href: member !== undefined ? address(name) : "#/" }, "Back"))];
-  const series = known.history.series || {}, [p50, p99] = [series.p50, series.p99].map((points) => (points || []).at(-1)), [level, word] = levelOf({ ...group, bad: group.problems.filter((p) => p.level === "bad").length, warn: group.problems.filter((p) => p.level === "warn").length });
-  const topics = [...new Set(group.partitions.map((row) => row.topic))];
-  const who = member === undefined ? { group: name } : { group: name, member };
-  // A process may have only Spark queries or a coordinator: then it shows no consumer figures.
+  const group = state.group, { group: name, member } = known.route, isMember = member !== undefined;
+  if (!group || (isMember && !group.members.length)) return absent(name, member);
+  const series = known.history.series || {}, of = (level) => group.problems.filter((problem) => problem.level === level).length;
+  const [level, word] = levelOf({ ...group, bad: of("bad"), warn: of("warn") });
+  const topics = [...new Set(group.partitions.map((row) => row.topic))], topic = [["topic", "Topic", "select", topics]];
+  const target = isMember ? { group: name, member } : { group: name };
   const consumes = group.partition_count > 0 || group.partitions.length > 0 || (!group.sinks.length && !group.coordinators.length);
-  const shownProblems = group.problems.filter((row) => matches(row.title, row.text, row.member));
+  const problems = group.problems.filter((problem) => matches(problem.title, problem.text, problem.member));
+  const offsets = [["to", "To: earliest, latest, a time, an offset, +N or -N", "text"],
+    ["topics", "Topics, for example orders:0,4-7; empty: all", "list"], ["keep_done", "Keep offsets done above the commit point", "check"]];
   return [
-    h("div", { class: "head", key: "head" }, h("h1", null, member === undefined ? name : member), pill(level, word), h("span", { class: "space" }),
-      group.commands && topics.length > 0 && [action("Pause …", "pause", who, [["topic", "Topic", "select", topics]]), action("Resume …", "resume", who, [["topic", "Topic", "select", topics]])],
-      member === undefined && action("Set offsets …", "offsets", { group: name }, [["to", "To: earliest, latest, a time, an offset, +N or -N", "text"], ["topics", "Topics, for example orders:0,4-7; empty: all", "list"], ["keep_done", "Keep offsets done above the commit point", "check"]]),
-      member !== undefined && group.commands && action("Stacks", "stacks", who)),
-    h("dl", { class: "tiles", key: "tiles" },
-      !consumes && group.sinks.length > 0 && [tile("Rows/s", count(sum(group.sinks, "rows_per_s"))), tile("Lag", lagText(group.sinks.some((row) => row.lag === undefined) ? null : sum(group.sinks, "lag")))],
-      !consumes && group.coordinators.length > 0 && [tile("Published/s", count(group.rate)), tile("Pending", count(sum(group.coordinators.map((row) => row.counts), "pending"))), tile("Held", count(sum(group.coordinators.map((row) => row.counts), "held")))],
-      consumes && [tile("Messages/s", count(group.rate), group.failed_rate ? `${count(group.failed_rate)} failed` : ""), tile("Lag", lagText(group.lag)), tile("In flight", count(group.in_flight))],
-      consumes && tile("Done within", span(p50), p99 === undefined || p99 === null ? "" : `99 % ${span(p99)}`),
-      consumes && [tile("Parked keys", count(group.parked_keys), group.held_keys ? `${group.held_keys} held` : "", group.held_keys ? "bad" : ""), tile("Dead letters", count(sum(group.dead_letters, "count")), group.dead_letter_failures ? `${count(group.dead_letter_failures)} refused` : "", group.dead_letter_failures ? "warn" : "")],
-      member === undefined && tile("Members", count(group.living), group.silent ? `${group.silent} silent` : "", group.silent ? "bad" : "")),
-    group.problems.length > 0 && card("problems", "What holds it up", shownProblems.length < group.problems.length ? `${shownProblems.length} of ${group.problems.length}` : "", h("ul", { class: "problems" }, shownProblems.map((row, number) => problemItem(row, null, number)))),
+    h("div", { class: "head", key: "head" }, h("h1", null, isMember ? member : name), pill(level, word), h("span", { class: "space" }),
+      group.commands && topics.length > 0 && [action("Pause …", "pause", target, topic), action("Resume …", "resume", target, topic)],
+      !isMember && action("Set offsets …", "offsets", { group: name }, offsets), isMember && group.commands && action("Stacks", "stacks", target)),
+    tiles(group, consumes, isMember),
+    group.problems.length > 0 && card("problems", "What holds it up", problems.length < group.problems.length ? `${problems.length} of ${group.problems.length}` : "",
+      h("ul", { class: "problems" }, problems.map((problem, number) => problemItem(problem, null, number)))),
     consumes && h("div", { class: "charts", key: "charts" },
       chart("handled", "Messages/s", count, [["", series.handled, ""]]), chart("lag", "Lag", count, [["", series.lag, ""]]),
       chart("latency", "Latency", span, [["p50", series.p50, ""], ["p99", series.p99, "second"]]),
       chart("failed", "Failed/s", count, [["", series.failed, ""]])),
     !consumes && group.sinks.length > 0 && sinks(group),
-    consumes && [lanes(group.lanes), partitions(group)], member === undefined && members(group),
+    consumes && [lanes(group.lanes), partitions(group)], !isMember && members(group),
     consumes && h("div", { class: "pair", key: "pair" }, parked(group), h("div", { class: "pair" }, pauses(group), deadLetters(group))),
     group.coordinators.length > 0 && transactions(group), consumes && group.sinks.length > 0 && sinks(group)];
 }
@@ -385,11 +440,16 @@ const buttons = (...kids) => h("div", { class: "buttons" }, ...kids, h("button",
 const facts = (pairs) => h("dl", { class: "facts" }, pairs.filter(([, value]) => ![undefined, null, false, ""].includes(value)).map(([name, value]) => [h("dt", null, name), h("dd", null, value)]));
 
 function openDetails(item, title = place(item)) {
-  const at = { ...item, offset: item.blocking_offset ?? item.offset, member: item.member || known.route.member }, flying = item.in_flight !== undefined;
-  openDialog(title, h("p", null, item.text), facts([["What holds it", item.holds || item.state], ["Error", item.error], ["Member", at.member], ["Topic", item.topic], ["Partition", item.partition], ["Offset", at.offset], ["For", item.age && span(item.age)],
-    ["Failed tries", item.attempt], ["Lag", item.lag ?? item.waiting], ["Watermark", item.watermark], ["Position", item.position], ["Gaps above the watermark", item.gaps], ["In flight", flying && `${count(item.in_flight)} (${count(item.bytes_in_flight || 0)} bytes)`],
-    ["Parked", item.parked], ["Handler", item.handler], ["Worker", item.worker], ["Key hash", item.key_hash]]),
-    h("div", { id: "message" }), buttons(showMessage(at), actionsOf(at), item.kind === undefined && pauseOrResume(at)));
+  const at = { ...item, offset: item.blocking_offset ?? item.offset, member: item.member || known.route.member };
+  const inFlight = item.in_flight !== undefined && `${count(item.in_flight)} (${count(item.bytes_in_flight || 0)} bytes)`;
+  const pairs = [
+    ["What holds it", item.holds || item.state], ["Error", item.error], ["Member", at.member], ["Topic", item.topic],
+    ["Partition", item.partition], ["Offset", at.offset], ["For", item.age && span(item.age)], ["Failed tries", item.attempt],
+    ["Lag", item.lag ?? item.waiting], ["Watermark", item.watermark], ["Position", item.position],
+    ["Gaps above the watermark", item.gaps], ["In flight", inFlight], ["Parked", item.parked], ["Handler", item.handler],
+    ["Worker", item.worker], ["Key hash", item.key_hash]];
+  openDialog(title, h("p", null, item.text), facts(pairs), h("div", { id: "message" }),
+    buttons(showMessage(at), actionsOf(at), item.kind === undefined && pauseOrResume(at)));
 }
 function showMessage(message) {
   if (message.offset === undefined || message.offset === null || !known.state) return null;
@@ -476,13 +536,21 @@ async function post(label, name, parameters, fields, body, dry) {
 
 function topBar() {
   const { group, member } = known.route, state = known.state, own = state && state.of === "this process";
-  const late = Date.now() - known.at > 8000;
-  const level = known.link === "live" && !late ? (state && state.trouble ? "warn" : "ok") : known.link === "waiting" ? "" : "bad";
-  const word = known.link === "lost" ? "connection lost; trying" : known.link === "waiting" || !state ? "connecting" : late ? "nothing new for " + span((Date.now() - known.at) / 1000) : "live";
+  const late = Date.now() - known.at > 8000, isMember = member !== undefined;
+  let level = late ? "bad" : state && state.trouble ? "warn" : "ok";
+  let word = !state ? "connecting" : late ? "nothing new for " + span((Date.now() - known.at) / 1000) : "live";
+  if (known.link === "waiting") [level, word] = ["", "connecting"];
+  if (known.link === "lost") [level, word] = ["bad", "connection lost; trying"];
+  const filter = (event) => { known.filter = event.target.value.trim().toLowerCase(); draw(); };
+  const arrow = () => h("span", null, "›");
   return [
     h("a", { class: "brand", href: "#/", "aria-label": "penstock: to all groups" }, h("img", { src: "icon.svg", alt: "" }), "penstock"),
-    h("nav", { class: "crumbs", "aria-label": "where you are" }, group !== undefined && [h("a", { href: "#/" }, own ? "This process" : "All groups"), h("span", null, "›"), member !== undefined ? h("a", { href: address(group) }, group) : h("b", null, group)], member !== undefined && [h("span", null, "›"), h("b", null, member)]),
-    h("input", { id: "filter", class: "filter", type: "search", placeholder: "Filter   /", "aria-label": "Filter what is shown", autocomplete: "off", spellcheck: "false", onInput: (event) => { known.filter = event.target.value.trim().toLowerCase(); draw(); } }),
+    h("nav", { class: "crumbs", "aria-label": "where you are" },
+      group !== undefined && [h("a", { href: "#/" }, own ? "This process" : "All groups"), arrow(),
+        isMember ? h("a", { href: address(group) }, group) : h("b", null, group)],
+      isMember && [arrow(), h("b", null, member)]),
+    h("input", { id: "filter", class: "filter", type: "search", placeholder: "Filter   /", "aria-label": "Filter what is shown",
+      autocomplete: "off", spellcheck: "false", onInput: filter }),
     h("span", { class: "live" }, h("span", { class: "dot " + level }), word)];
 }
 function banners(state) {
