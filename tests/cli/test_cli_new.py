@@ -100,5 +100,5 @@ def test_a_name_that_is_none_or_of_what_is_there_is_refused_and_nothing_written(
     outcome = penstock_command("new", name)
 
     assert outcome.code == 2
-    assert ("is there already" if name == "there" else "lower-case letters, digits and hyphens") in outcome.err
+    assert ("exists already" if name == "there" else "lower-case letters, digits and hyphens") in outcome.err
     assert list(folder.rglob("*")) == [folder / "there"]
