@@ -67,7 +67,7 @@ def test_the_true_causes_of_stalls_are_named_elsewhere_and_on_the_page(
 
     assert f"{hung}:0: lag 1, watermark 0, 1 in flight" in explained
     assert "held by offset 0, in handler hangs on penstock-worker-" in explained
-    assert "time.sleep(0.02)" in out
+    assert "time.sleep" not in out, "the action Stacks alone shows them"
     assert f"{poison}:0" in out
     assert letters in next(line for line in explained.splitlines() if line.strip().startswith(f"{refused}:0:"))
     # Nothing of it can be read yet, so it has no position.
