@@ -204,7 +204,7 @@ class FleetMember:
         made: Service = reporter(self.sender, describe, self.bootstrap_servers, self.config, self.report)
         return made
 
-    def listener(self, doing: Member | StoreOperator) -> Service | None:
+    def listener(self, target: Member | StoreOperator) -> Service | None:
         """Return the listener that executes commands, not started; None if the process accepts none."""
         if self.commands is None:
             return None
