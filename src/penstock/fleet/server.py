@@ -95,9 +95,10 @@ class Visitors:
 
     def client(self, request: Request) -> str:
         """Return the client's address; behind a proxy the last one in `X-Forwarded-For`, which the proxy itself saw."""
-        forwarded = request.headers.get("x-forwarded-for", "") if self._public_origin is not None else ""
+        # A proxy appends to the client's header, or adds a second header below it, as HAProxy does.
+        forwarded = request.headers.getlist("x-forwarded-for") if self._public_origin is not None else []
         direct = "an unknown address" if request.client is None else request.client.host
-        return forwarded.rpartition(",")[2].strip() or direct
+        return ",".join(forwarded).rpartition(",")[2].strip() or direct
 
 
 def _host(request: Request) -> str:
