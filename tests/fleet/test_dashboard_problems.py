@@ -30,7 +30,7 @@ def told(*partitions: dict[str, Any], **more: Any) -> list[Problem]:
         ("warn", "for 9.0 s, over its time limit, 3 times, and has not", IN_HANDLER | {"over_time_limit": 3}),
         ("bad", f"Offset 17, queued {BEHIND}.", {"state": "behind a call", "age": 61.0, "detail": BEHIND}),
         ("warn", "parked (charge) after 1 failed tries, next try in 8.5 s. Other keys go on.", PARKED | {"attempt": 1}),
-        ("bad", "after 5 failed tries: its tries are exhausted. Fix the cause", {"state": "held", "attempt": 5}),
+        ("bad", "failed tries: fix it. 3 messages", {"state": "held", "attempt": 5, "detail": "fix it"}),
         ("bad", "A message was given up: dlq.o is gone.", {"state": "dead letter", "detail": "dlq.o is gone"}),
         ("warn", "for 20.0 s, and its completion has not come.", {"state": "put off", "age": 20.0}),
         ("warn", "It waits for a:1@3.", {"state": "behind its key", "detail": "it waits for a:1@3"}),

@@ -167,9 +167,7 @@ _CAUSES: Mapping[str, _Cause] = {
     "put off": _Cause(
         "handler", "waits for a completion", "{holder}, and its completion has not come", after_s=_SLOW_S
     ),
-    "held": _Cause(
-        "held", "holds a key for good", "{holder}: its tries are exhausted. Fix the cause and start the app again", BAD
-    ),
+    "held": _Cause("held", "holds a key for good", "{holder}", BAD),
     "parked": _Cause("parked", "waits for a parked key", "{holder}. Other keys go on"),
     "behind its key": _Cause("parked", "waits behind a parked key", "{detail}"),
     # The text has no offset, so the partitions of a topic share one problem.
@@ -191,7 +189,8 @@ def _blocked(part: Mapping[str, Any]) -> tuple[str, str, str, str] | None:
         return None
     text = cause.text.format(holder=explanation(part).holder(), detail=part["detail"] or "it waits for another message")
     if cause.kind in {"handler", "held", "parked"} and part["in_flight"] > 1:
-        text += f". {part['in_flight'] - 1} messages taken in wait with it"
+        others = part["in_flight"] - 1
+        text += f". {others} message{'s' if others > 1 else ''} taken in wait{'' if others > 1 else 's'} with it"
     is_hung = state in {"in handler", "behind a call"} and age >= _HUNG_S
     return cause.kind, BAD if is_hung else cause.level, cause.title, text
 
