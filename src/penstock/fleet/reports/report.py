@@ -225,9 +225,9 @@ def decode_report(key: bytes | None, value: bytes) -> Report:
 
 
 def total_lag(reports: Iterable[Report]) -> int | None:
-    """Return the sum of the lags of members; None if one of them is unknown."""
+    """Return the sum of the lags of members; None if there is no member or one lag is unknown."""
     lags = [report.lag for report in reports]
-    return None if None in lags else sum(lag or 0 for lag in lags)
+    return None if None in lags or not lags else sum(lag or 0 for lag in lags)
 
 
 def urgency(partition: Mapping[str, Any]) -> tuple[bool, bool, bool, float, int]:
