@@ -43,7 +43,8 @@ def test_a_new_project_passes_its_test_is_checked_gets_its_topics_and_runs(
     )
     monkeypatch.chdir(project)
     monkeypatch.delitem(sys.modules, "app", raising=False)
-    (project / "penstock.toml").write_text(f'bootstrap_servers = "{broker.bootstrap_servers}"\nworkers = 2\n')
+    settings = f'bootstrap_servers = "{broker.bootstrap_servers}"\nworkers = 2\nconfig = {{acks = "all"}}\n'
+    (project / "penstock.toml").write_text(settings)
     absent = penstock_command("check", "app:app", "--json")
     made_topics = penstock_command("topics", "create", "app:app", "--all")
     wait_until(lambda: penstock_command("check", "app:app").code == 0)
@@ -57,7 +58,8 @@ def test_a_new_project_passes_its_test_is_checked_gets_its_topics_and_runs(
     assert "penstock topics create MODULE:APP --all" in absent.err
     assert made_topics.code == 0, made_topics.err
     found = json.loads(absent.out)
-    assert {"name": "workers", "value": "2", "origin": "penstock.toml"} in found["settings"]
+    for setting, value in (("workers", "2"), ("config['acks']", "all")):
+        assert {"name": setting, "value": value, "origin": "penstock.toml"} in found["settings"]
     # Scripts read the words of `kafka-acls`.
     fields = {"operation": "Read", "resource": "group", "name": "order-worker", "prefix": False}
     assert fields.items() <= next(row for row in found["rights"] if row["resource"] == "group").items()

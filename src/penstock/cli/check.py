@@ -88,7 +88,8 @@ def _settings(app: App) -> Iterator[dict[str, str]]:
         if name == "config":
             for key in sorted(value):
                 text = shown_value(key, value[key])
-                yield {"name": f"config[{key!r}]", "value": text, "origin": app.effective.origin(key)}
+                setting = f"config[{key!r}]"
+                yield {"name": setting, "value": text, "origin": app.effective.origin(setting)}
             continue
         is_default = name not in app.effective.origins and value == defaults[name]
         text = "none" if value is None else shown_value(name, value)
