@@ -255,11 +255,11 @@ def test_without_a_broker_a_command_ends_with_code_3_and_says_what_it_wanted(
 @pytest.mark.parametrize(
     ("target", "says"),
     [
-        ("cannot_run_shop", "MODULE:APP"),
+        ("./cannot_run_shop:app", "MODULE:APP"),
         ("nowhere:app", "no module nowhere"),
         ("cannot_run_shop:nothing", "has no 'nothing'"),
         ("cannot_run_shop:not_an_app", "not a penstock.App"),
-        ("cannot_run_broken:app", "ZeroDivisionError"),
+        ("cannot_run_wrong:app --set workers=0", "but is 0 (from the command line) (cannot_run_wrong.py, line 2)"),
         ("cannot_run_unset:app", "KeyError: 'NO_SUCH_VARIABLE' (cannot_run_unset.py, line 2)"),
         ("cannot_run_shop:app --http 8400", "write HOST:PORT"),
         ("cannot_run_shop:app --http 127.0.0.1:0 --handler-limit -1", "handler limit must be a number above zero"),
@@ -272,7 +272,7 @@ def test_an_app_that_cannot_be_run_says_why(
     (tmp_path / "cannot_run_shop.py").write_text(
         "import penstock\nnot_an_app = 1\napp = penstock.App('shop', bootstrap_servers='127.0.0.1:1')\n"
     )
-    (tmp_path / "cannot_run_broken.py").write_text("1 / 0\n")
+    (tmp_path / "cannot_run_wrong.py").write_text("import penstock as p\np.App('a', bootstrap_servers='b')")
     clean_settings(monkeypatch, tmp_path)
 
     outcome = penstock_command("run", *target.split())

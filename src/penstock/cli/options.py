@@ -5,6 +5,7 @@ Other users of a machine can read a command line, so secrets can be given in a f
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import importlib
@@ -12,7 +13,6 @@ import inspect
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
@@ -148,7 +148,7 @@ class AppOptions:
     config: ClientSettings = None
     config_file: ConfigFile = None
 
-    @contextmanager
+    @contextlib.contextmanager
     def applied(self, *more: str) -> Iterator[None]:
         """Apply the command line's options to an app loaded in the block, or by a process started in it.
 
@@ -237,7 +237,7 @@ def load_app(target: str) -> App:
     from penstock.app import App
 
     module_name, _, name = target.partition(":")
-    if not module_name or not name:
+    if not module_name or not name or module_name.startswith("."):
         raise ConfigurationError(f"{target!r} does not name an app; write MODULE:APP, as in orders:app")
     folder = str(Path.cwd())
     if folder not in sys.path:
@@ -266,9 +266,13 @@ def _import_failed(module_name: str, error: Exception) -> ConfigurationError:
             "go to the folder that holds it, or correct the name"
         )
     stack = traceback.extract_tb(error.__traceback__)
-    # The user's line that failed: `os.environ["NAME"]`, for example, fails in the frozen standard library below it.
-    place = next((frame for frame in reversed(stack) if not frame.filename.startswith("<")), stack[-1])
+    # The user's line that failed, not the line of penstock or the standard library below it, as for `os.environ["NAME"]`.
+    others = ("<", contextlib.__file__, str(Path(__file__).parents[1]))
+    line = next((frame for frame in reversed(stack) if not frame.filename.startswith(others)), stack[-1])
+    place = f"({Path(line.filename).name}, line {line.lineno})"
+    if isinstance(error, ConfigurationError):
+        return ConfigurationError(f"{error} {place}")
     return ConfigurationError(
-        f"module {module_name} could not be imported: {type(error).__name__}: {error} "
-        f"({Path(place.filename).name}, line {place.lineno}); correct it, or see the stack with penstock --debug"
+        f"module {module_name} could not be imported: {type(error).__name__}: {error} {place}; correct it, or see the "
+        "stack with penstock --debug"
     )
