@@ -43,8 +43,8 @@ READS = {
     "explain sms --reports": "the reports in penstock.reports cannot be read",
     "audit": "the audit in penstock.audit cannot be read",
     "doctor": "the topics cannot be read",
-    "check no_broker:app": "",
-    "topics create no_broker:app": "",
+    "check no_broker:app": "no Kafka broker answered at 127.0.0.1:1 within 0.3 s",
+    "topics create no_broker:app": "no Kafka broker answered at 127.0.0.1:1 within 0.3 s",
     "run no_broker:app": "",
     "coordinator": "",
 }

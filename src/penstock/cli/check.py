@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.options import AppOptions
+from penstock.cli.options import CONNECT_TIMEOUT_S, AppOptions, ConnectTimeout
 from penstock.cli.output import Result, Table
 from penstock.errors import PenstockError
 
@@ -30,6 +30,7 @@ def check(
             metavar="User:NAME", help="The user in the kafka-acls commands. Default: the user of this client."
         ),
     ] = None,
+    connect_timeout: ConnectTimeout = CONNECT_TIMEOUT_S,
 ) -> Result:
     """Check an app's settings, topics and permissions without starting it. Changes nothing.
 
@@ -41,7 +42,7 @@ def check(
     from penstock.cli.needs import commands, needs_of_app
     from penstock.clients.cluster import Cluster
     from penstock.clients.rights import Resource, principal_of
-    from penstock.clients.topics import single_copies
+    from penstock.clients.topics import partition_counts, single_copies
     from penstock.errors import BrokerConnectionError
 
     app = app_options.load()
@@ -51,7 +52,7 @@ def check(
     tables, notes = [Table("settings", list(_settings(app)))], list[str]()
     failure: PenstockError | None
     try:
-        existing = cluster.topics()
+        existing = partition_counts(clients.admin(servers, config), connect_timeout)
         needs = needs_of_app(app, existing)
         rights = _rights_of(cluster, needs)
     except BrokerConnectionError as error:

@@ -49,6 +49,16 @@ ConfigFile = Annotated[
     ),
 ]
 
+#: The default in seconds: a command that does one thing and ends does not wait long for brokers.
+CONNECT_TIMEOUT_S = 4.0
+ConnectTimeout = Annotated[
+    float,
+    typer.Option(
+        min=0.1,
+        envvar="PENSTOCK_CONNECT_TIMEOUT",
+        help="Seconds within which a broker must answer the first request. Raise it for a slow network.",
+    ),
+]
 GroupName = Annotated[str, typer.Argument(metavar="GROUP", help="The group: the name of an App.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what the command would do, and change nothing.")]
 Partitions = Annotated[
@@ -109,14 +119,7 @@ class Cluster:
 class Reading(Cluster):
     """The connection of a command that does one thing and ends: it does not wait long for brokers."""
 
-    connect_timeout: Annotated[
-        float,
-        typer.Option(
-            min=0.1,
-            envvar="PENSTOCK_CONNECT_TIMEOUT",
-            help="Seconds within which a broker must answer the first request. Raise it for a slow network.",
-        ),
-    ] = 4.0
+    connect_timeout: ConnectTimeout = CONNECT_TIMEOUT_S
 
     def admin(self, what: str) -> AdminClient:
         """Return a client that has reached a broker; otherwise `BrokerConnectionError` with `what` as its beginning."""

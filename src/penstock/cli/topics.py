@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.options import AppOptions, DryRun
+from penstock.cli.options import CONNECT_TIMEOUT_S, AppOptions, ConnectTimeout, DryRun
 from penstock.cli.output import Result, Table
 from penstock.places import counted
 
@@ -21,6 +21,7 @@ def create(
         int, typer.Option(min=1, help="With --all: partitions of the topics that the app reads, and of its results.")
     ] = 1,
     dry_run: DryRun = False,
+    connect_timeout: ConnectTimeout = CONNECT_TIMEOUT_S,
 ) -> Result:
     """Create an app's absent topics for dead letters, retries, transactions, reports and commands.
 
@@ -30,7 +31,7 @@ def create(
     from penstock import clients
     from penstock.cli.needs import TRANSACTIONS, needs_of_app
     from penstock.clients.cluster import Cluster
-    from penstock.clients.topics import TopicSpec
+    from penstock.clients.topics import TopicSpec, partition_counts
     from penstock.consumer.poll.topics import create_outputs
     from penstock.fleet.commands.audit import audit_spec, commands_spec
     from penstock.fleet.reports.reporter import topic_spec
@@ -39,7 +40,7 @@ def create(
     app = app_options.load()
     config, servers = app.effective["config"], app.bootstrap_servers
     cluster = Cluster(servers, config)
-    existing = cluster.topics()
+    existing = partition_counts(clients.admin(servers, config), connect_timeout)
     needs = needs_of_app(app, existing)
     uses = needs.topics | needs.made
     wanted = [name for name in uses if name not in existing and (every or name in needs.made)]
