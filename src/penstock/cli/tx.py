@@ -171,7 +171,8 @@ def create_tables(
 
         if dry_run:
             statements = schema.statements(opened, shards)
-            return Result(facts={"statements": statements}, lines=[f"{text};" for text in statements])
+            lines = [line.expandtabs(4) for text in statements for line in f"{text};".splitlines()]
+            return Result(facts={"statements": statements}, lines=lines)
         _, count = schema.create(opened, shards)
     return Result(facts={"shards": count}, lines=[f"the tables of the store exist, with {counted(count, 'shard')}"])
 

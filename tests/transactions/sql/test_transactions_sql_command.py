@@ -132,7 +132,7 @@ def test_the_statements_for_an_administrator_are_those_of_the_database(tx: Comma
     outcome = tx("create-tables", "--sql", f"{kind}://ann@nowhere.example/shop", "--dry-run")
 
     assert outcome.code == 0, outcome.err
-    assert "CREATE TABLE penstock_tx" in outcome.out
+    assert "CREATE TABLE penstock_tx (\n    id " in outcome.out
     assert ("CREATE SEQUENCE" in outcome.out) == kind.startswith("postgresql")
     assert ("penstock_number" in outcome.out) == kind.startswith("mysql")
     assert outcome.out.count("INSERT INTO") == 2
