@@ -81,8 +81,9 @@ def test_a_store_in_a_database_or_a_folder_is_given_what_is_its_own(
     sql = penstock_command("coordinator", *shared, "--sql", f"sqlite:///{tmp_path}/store.db")
     file = penstock_command("coordinator", *shared, "--file", str(tmp_path / "folder"))
     both = penstock_command("coordinator", *shared, "--file", str(tmp_path), "--sql", "sqlite:///store.db")
+    nowhere = penstock_command("coordinator", *shared, "--http", "8400")
 
-    assert (sql.code, file.code, both.code) == (0, 0, 2), sql.err + file.err
+    assert (sql.code, file.code, both.code, nowhere.code) == (0, 0, 2, 2), sql.err + file.err
     assert "omit one of them" in both.err
     of_sql, of_file = made
     assert isinstance(of_sql["store"], SqlStore)

@@ -16,7 +16,7 @@ from penstock.errors import ConfigurationError
 from penstock.supervisor.stopping import until_signal
 
 if TYPE_CHECKING:
-    from penstock.fleet import PrometheusMetrics
+    from penstock.fleet import Address, PrometheusMetrics
     from penstock.transactions import Coordinator, FileStore, SqlStore
 
 _POLL_S = 0.2
@@ -103,9 +103,11 @@ def coordinator(
     log_to_stderr()
     servers, settings = cluster.servers, cluster.settings
     telemetry: dict[str, Any] = {}
-    metrics = None
+    metrics = address = None
     if http is not None:
-        from penstock.fleet import PrometheusMetrics
+        from penstock.fleet import Address, PrometheusMetrics
+
+        address = Address.parse(http)
 
         # It creates the telemetry for the coordinator.
         metrics = PrometheusMetrics(lambda created: telemetry.setdefault("telemetry", created))
@@ -129,20 +131,20 @@ def coordinator(
             reporter = coordinator_reporter(f"{prefix}.coordinator", running, servers, settings)
             services.callback(reporter.stop)
             reporter.start()
-        if http is not None and metrics is not None:
-            services.enter_context(_endpoints(running, http, metrics, settings))
+        if address is not None and metrics is not None:
+            services.enter_context(_endpoints(running, address, metrics, settings))
         while not running.wait(_POLL_S):
             pass  # leaving the block raises the error that ended it
 
 
 def _endpoints(
-    running: Coordinator, http: str, metrics: PrometheusMetrics, settings: dict[str, str]
+    running: Coordinator, address: Address, metrics: PrometheusMetrics, settings: dict[str, str]
 ) -> AbstractContextManager[object]:
-    from penstock.fleet import Address, CoordinatorHealth, Endpoints
+    from penstock.fleet import CoordinatorHealth, Endpoints
     from penstock.fleet_member import sender_of
 
     sender = replace(sender_of(running.group, settings), member=running.member)
-    return Endpoints(CoordinatorHealth(running), sender, Address.parse(http), lambda: metrics)
+    return Endpoints(CoordinatorHealth(running), sender, address, lambda: metrics)
 
 
 def _store(kafka: dict[str, Any], sql: str | None, file: Path | None) -> SqlStore | FileStore | None:
