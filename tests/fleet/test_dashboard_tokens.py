@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -119,8 +120,9 @@ def test_behind_a_proxy_its_address_counts_as_the_pages_own_and_each_client_is_s
         assert "a wrong token from 10.0.0.66;" in caplog.text
         assert status(X_Forwarded_For="10.0.0.66, 10.0.0.7") == 200
 
-    with pytest.raises(ConfigurationError, match=r"--public-url 'ops\.example' is no address of a page"):
-        Visitors(is_loopback=True, public_url="ops.example")
+    for wrong_url in ("ops.example", "http://[ops"):
+        with pytest.raises(ConfigurationError, match=rf"--public-url '{re.escape(wrong_url)}' is no address of a page"):
+            Visitors(is_loopback=True, public_url=wrong_url)
 
 
 def test_what_is_planted_in_parameters_comes_back_escaped() -> None:

@@ -65,7 +65,10 @@ class Visitors:
         self._public_origin: tuple[str, str] | None = None
         if public_url is None:
             return
-        parts = urlsplit(public_url)
+        try:
+            parts = urlsplit(public_url)
+        except ValueError:  # it has one bracket
+            parts = urlsplit("")
         if parts.scheme not in {"http", "https"} or not parts.netloc or parts.username is not None:
             raise ConfigurationError(
                 f"--public-url {public_url!r} is no address of a page; write it as browsers see it: https://HOST/PATH/"
