@@ -184,7 +184,7 @@ def test_an_error_is_one_sentence_and_a_code_and_debug_shows_the_stack(
     ("arguments", "kind", "code"),
     [
         ("lag sms --bootstrap-servers 127.0.0.1:1 --connect-timeout 0.3", "BrokerConnectionError", 3),
-        ("dlq ls", "ConfigurationError", 2),
+        ("dlq ls --connect-timeout inf", "BadParameter", 2),
         ("lag sms --no-such-option", "NoSuchOption", 2),
         ("sink ls --sql sqlite:///no-such-file.db", "PenstockError", 1),
     ],

@@ -55,6 +55,7 @@ ConnectTimeout = Annotated[
     float,
     typer.Option(
         min=0.1,
+        max=3600,
         envvar="PENSTOCK_CONNECT_TIMEOUT",
         help="Seconds within which a broker must answer the first request. Raise it for a slow network.",
     ),
