@@ -270,7 +270,7 @@ def _import_failed(module_name: str, error: Exception) -> ConfigurationError:
             "go to the folder that holds it, or correct the name"
         )
     stack = traceback.extract_tb(error.__traceback__)
-    # The user's line that failed, not the line of penstock or the standard library below it, as for `os.environ["NAME"]`.
+    # The user's line that failed, not a line of penstock or the standard library below it.
     others = ("<", contextlib.__file__, str(Path(__file__).parents[1]))
     line = next((frame for frame in reversed(stack) if not frame.filename.startswith(others)), stack[-1])
     place = f"({Path(line.filename).name}, line {line.lineno})"

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any, Protocol, Self
 
 from penstock.clients.ration import once_in, rationed
@@ -176,7 +177,7 @@ class Hub:
         groups = groups_now()
         with self._changed:
             if is_due:
-                self._history.add(groups)
+                self._history.add(groups if self._trouble is None else _as_silent(groups))
                 self._point_at = now
             self._groups, self._made_at, self._states = groups, now, {}
             self._head |= {"trouble": self._trouble, "ignored": dict(self._ignored), "made": now}
@@ -195,3 +196,8 @@ class Hub:
             group = next((group for group in self._groups if group.name == name), None)
             view = {"group": group and group_view(group, member)}
         return {**self._head, **view, **({"history": {"step": STEP_S, **history}} if with_history else {})}
+
+
+def _as_silent(groups: Sequence[Group]) -> list[Group]:
+    """Return the groups with all members silent: without reports, the last values make no points of a chart."""
+    return [Group(group.name, [replace(member, is_silent=True) for member in group.members]) for group in groups]
