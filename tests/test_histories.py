@@ -166,7 +166,7 @@ def test_only_a_commit_that_was_there_before_may_be_one_that_was_sent_again() ->
     assert len(examine(produced, calls, late[1:], may_resend=True).regressions) == 1
 
 
-def test_every_kind_of_fault_is_told() -> None:
+def test_every_kind_of_fault_is_reported() -> None:
     calls = [
         *one_after_the_other(1, 3),
         Call("a", "k", 0, 3, 1.5, 1.7),

@@ -165,7 +165,7 @@ def test_a_formatter_of_the_users_adds_the_text_of_an_exception_to_the_log(
     assert KEY not in caplog.text
 
 
-def test_a_failure_is_told_with_its_causes_and_only_our_own_texts() -> None:
+def test_a_failure_is_reported_with_its_causes_and_only_our_own_texts() -> None:
     def fail() -> None:
         raise PoisonError(TEXT)
 

@@ -77,7 +77,7 @@ def test_what_its_producer_wrote_twice_may_have_results_twice_but_not_none() -> 
     assert "2 messages are in no batch" in kinds(faults_of_at_least_once(ALL, BATCHES[1:], COUNT, KEYS))
 
 
-def test_a_member_that_begins_anew_from_a_commit_is_well_at_least_once() -> None:
+def test_a_member_that_begins_again_from_a_commit_is_well_at_least_once() -> None:
     first = by_key(ALL)[b"k0"]
     again = [one for number in (4, 6) for one in results(number, "m1")]
     other = by_key(ALL)[b"k1"]

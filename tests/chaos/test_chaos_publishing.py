@@ -101,7 +101,7 @@ def test_each_result_is_visible_once_and_in_order_whatever_dies(
             group.close()
 
 
-def test_no_result_is_missing_and_those_of_a_key_begin_anew_from_a_commit_whatever_dies(tmp_path: Path) -> None:
+def test_no_result_is_missing_and_those_of_a_key_begin_again_from_a_commit_whatever_dies(tmp_path: Path) -> None:
     with DevBroker(config=BROKER) as broker:
         group = Publishers(broker, tmp_path, exactly_once=False)
         try:

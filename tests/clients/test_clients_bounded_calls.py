@@ -76,7 +76,7 @@ def test_a_cleanup_that_raises_ends_nothing() -> None:
     wait_until(lambda: left.hanging == 0)
 
 
-def test_too_many_that_hang_are_told_in_a_sentence() -> None:
+def test_too_many_that_hang_are_reported_in_a_sentence() -> None:
     left, gate, hanging = LeftBehind("the store", most=1), threading.Event(), threading.Semaphore(0)
 
     def hang() -> None:

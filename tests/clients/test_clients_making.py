@@ -108,7 +108,9 @@ def test_the_librarys_own_tokens_reach_every_kind(make: Callable[[str, ClientCon
 
 
 @pytest.mark.parametrize(("make", "kind"), list(zip(MAKERS, KINDS, strict=True)))
-def test_a_kind_is_not_told_what_only_others_take(make: Callable[[str, ClientConfig], Any], kind: Any) -> None:
+def test_a_kind_does_not_get_settings_that_only_others_take(
+    make: Callable[[str, ClientConfig], Any], kind: Any
+) -> None:
     log = logging.getLogger("kinds")
     log.propagate = False
     log.addHandler(lines := Lines())

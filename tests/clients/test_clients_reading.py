@@ -168,7 +168,7 @@ def test_what_does_not_pass_ends_reading_and_what_passes_does_not(
     assert caught.value.args[0].code() == code
 
 
-def test_trouble_is_told_until_something_comes_and_a_refused_group_is_none(
+def test_trouble_is_reported_until_something_comes_and_a_refused_group_is_none(
     reader: Callable[..., PartitionReader],
 ) -> None:
     transport, group = failed(KafkaError._TRANSPORT), failed(KafkaError.GROUP_AUTHORIZATION_FAILED)

@@ -64,7 +64,7 @@ def test_the_first_token_is_asked_for_once() -> None:
     assert asked == ["a=b"] * 2
 
 
-def test_a_callback_that_raises_is_told_at_once_as_no_broker_and_as_the_librarys_error() -> None:
+def test_a_callback_that_raises_is_reported_at_once_as_no_broker_and_as_the_librarys_error() -> None:
     def token(_: str | None) -> tuple[str, float]:
         raise OSError("the token endpoint is away")
 
@@ -87,7 +87,7 @@ def test_what_the_client_library_would_not_take_is_refused_and_not_shown(given: 
     assert "canary-4711" not in str(caught.value)
 
 
-def test_a_token_that_has_expired_is_told() -> None:
+def test_a_token_that_has_expired_is_reported() -> None:
     with pytest.raises(BrokerConnectionError, match=r"returned one that expired at 7 seconds .*; correct it"):
         tokens(oauth_cb=lambda _: ("abc", 7))
 

@@ -98,7 +98,7 @@ class Routed:
         return [record.offset() for run in runs if run.owner.assignment.active for record in run.records]
 
 
-def test_a_log_that_goes_back_within_one_batch_is_followed_from_where_it_begins_anew(
+def test_a_log_that_goes_back_within_one_batch_is_followed_from_where_it_begins_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     routed, woken = Routed(), list[str]()

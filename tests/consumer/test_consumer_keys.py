@@ -111,7 +111,7 @@ def test_a_header_whose_name_is_not_text_costs_who_asks_for_headers_its_message_
 
 
 @pytest.mark.parametrize("keyless", ["partition", "together", "spread"])
-def test_a_message_without_a_key_that_waits_holds_only_those_that_are_told_to_wait(keyless: str) -> None:
+def test_a_message_without_a_key_that_waits_holds_only_those_that_must_wait(keyless: str) -> None:
     tried: list[bytes | None] = []
 
     def fails(message: Message) -> None:

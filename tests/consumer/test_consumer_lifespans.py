@@ -125,7 +125,7 @@ def test_where_an_app_cannot_start_the_lifespans_that_began_end_and_nothing_stay
     wait_until(lambda: not [thread for thread in threading.enumerate() if name in thread.name])
 
 
-def test_a_lifespan_that_cannot_end_is_told_and_the_others_end() -> None:
+def test_a_lifespan_that_cannot_end_is_reported_and_the_others_end() -> None:
     app, log = app_of(), list[str]()
     note(app, log, "first")
     app.lifespan(cannot_end)

@@ -201,7 +201,7 @@ NewTopic = Callable[..., str]
 NewUser = Callable[..., User]
 
 
-def test_a_topic_that_does_not_exist_is_told_apart_by_who_may_know_and_is_a_missing_right_for_others(
+def test_a_topic_that_does_not_exist_is_distinguished_by_who_may_know_and_is_a_missing_right_for_others(
     secured: DevBroker, new_user: NewUser
 ) -> None:
     user = new_user()

@@ -79,7 +79,7 @@ def test_a_topic_that_was_taken_up_while_it_was_empty_is_no_old_one_for_who_come
     assert seen == [("orders.new", b"while nobody was there")]
 
 
-def test_a_topic_that_is_deleted_is_let_go_and_taken_up_when_it_is_made_anew() -> None:
+def test_a_topic_that_is_deleted_is_let_go_and_taken_up_when_it_is_recreated() -> None:
     seen: list[tuple[str, bytes | None]] = []
 
     with TestApp(app_of(seen), topics=["orders.a", "orders.b"]) as test:

@@ -111,7 +111,7 @@ def test_a_transaction_whose_end_is_not_answered_takes_effect_once(
 
 
 @pytest.mark.thorough
-def test_a_doubt_lasts_until_the_groups_offsets_are_told(
+def test_a_doubt_lasts_until_the_groups_offsets_are_reported(
     copying: Copying, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cluster, "_ANSWER_S", 1.0)

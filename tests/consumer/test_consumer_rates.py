@@ -89,7 +89,7 @@ def test_nobody_who_waits_is_forgotten_and_who_came_first_is_woken_first(
 
 
 @given(rate=RATES, start=st.floats(0.0, 1e6))
-def test_at_the_time_that_is_told_there_is_a_token(rate: float, start: float) -> None:
+def test_at_the_time_that_is_reported_there_is_a_token(rate: float, start: float) -> None:
     token_bucket, now = TokenBucket(rate), start
     token_bucket.take(now)
 

@@ -32,7 +32,7 @@ def recreate(test: TestApp, count: int) -> None:
         test.send("t", f"new {number}")
 
 
-def test_a_topic_that_was_made_anew_and_is_empty_is_not_committed_at_the_former_position(
+def test_a_topic_that_was_recreated_and_is_empty_is_not_committed_at_the_former_position(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     seen: list[bytes | None] = []
@@ -51,7 +51,7 @@ def test_a_topic_that_was_made_anew_and_is_empty_is_not_committed_at_the_former_
 
 
 @pytest.mark.parametrize("reset", ["latest", "error"])
-def test_a_topic_that_was_made_anew_follows_the_reset_policy(reset: str) -> None:
+def test_a_topic_that_was_recreated_follows_the_reset_policy(reset: str) -> None:
     seen: list[bytes | None] = []
 
     with TestApp(noting(seen, **{"auto.offset.reset": "earliest"})) as test:
@@ -71,7 +71,7 @@ def test_a_topic_that_was_made_anew_follows_the_reset_policy(reset: str) -> None
     assert seen[-1] == b"later"
 
 
-def test_a_topic_that_is_made_anew_on_a_real_broker_loses_nothing(
+def test_a_topic_that_is_recreated_on_a_real_broker_loses_nothing(
     broker: DevBroker, admin: AdminClient, new_topic: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("penstock.consumer.poll.topics.WATCH_INTERVAL_S", 0.3)

@@ -68,7 +68,7 @@ def test_values_go_out_by_a_serializer_and_come_in_by_a_deserializer(kind: str, 
     assert all(("__value_schema_id" in dict(value.headers)) is in_headers for value in written)
 
 
-def test_a_serializer_is_told_the_topic_the_field_and_the_headers() -> None:
+def test_a_serializer_gets_the_topic_the_field_and_the_headers() -> None:
     app, decoder, encoder = app_of(), Recording(), Recording()
     attempts = []
 

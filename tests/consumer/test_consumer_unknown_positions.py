@@ -35,7 +35,7 @@ def overtake_commits(test: TestApp) -> None:
     assert test.broker.faults.happened[Operation.COMMIT_ASYNC]
 
 
-def test_a_group_whose_offsets_were_not_told_is_not_taken_back_to_the_beginning() -> None:
+def test_a_group_whose_offsets_were_not_reported_is_not_taken_back_to_the_beginning() -> None:
     broker, seen = TestBroker(0), Seen()
     with TestApp(app_of(seen), broker) as test:
         for _ in range(50):

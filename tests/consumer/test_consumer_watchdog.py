@@ -128,7 +128,7 @@ def test_what_is_asked_before_the_handler_and_never_answers_is_named_like_a_hand
     assert "t:0@1 has been in" in caplog.text
 
 
-def test_every_state_of_the_message_that_holds_the_watermark_is_told() -> None:
+def test_every_state_of_the_message_that_holds_the_watermark_is_reported() -> None:
     app, said, completion = app_of(workers=1), dict[str, Explanation](), DeferredCompletion()
 
     @app.handler("t", retry=retry(attempts=2, wait=tenacity.wait_fixed(30)), on_failure="drop")

@@ -46,7 +46,7 @@ def test_a_client_certificate_is_the_user_whose_rights_outlive_a_restart() -> No
         assert AskedRight("DESCRIBE", "topic", "certified", allowed=True, request="Metadata") in broker.asked(user)
 
 
-def test_a_right_holds_as_soon_as_it_was_given_and_what_the_broker_looked_up_is_told_in_order(
+def test_a_right_holds_as_soon_as_it_was_given_and_what_the_broker_looked_up_is_reported_in_order(
     secured: DevBroker, new_user: Callable[..., User], new_secured_topic: Callable[..., str]
 ) -> None:
     for _ in range(5):

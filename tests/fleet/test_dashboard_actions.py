@@ -157,7 +157,7 @@ def test_offsets_move_only_where_nobody_is_in_the_group(shop: Shop) -> None:
     assert moved["said"].startswith(f"the offsets of group {group} are changed: {shop.topic}:1 from nothing to 1")
 
 
-def test_a_wrong_token_changes_nothing_and_is_told_to_the_audit(shop: Shop) -> None:
+def test_a_wrong_token_changes_nothing_and_is_reported_to_the_audit(shop: Shop) -> None:
     wrong = act(shop.address, "pause", token=TOKEN.upper(), group=shop.topic, topic=shop.topic)
     right = act(shop.address, "pause", dry_run=True, group=shop.topic, topic=shop.topic)
 

@@ -43,7 +43,7 @@ def test_a_point_is_what_was_done_between_two_reports() -> None:
     assert history.series("shop", "one")["handled"] == [None, 100.0]
 
 
-def test_a_member_that_started_anew_or_fell_silent_makes_no_rate_of_nothing() -> None:
+def test_a_member_that_started_again_or_fell_silent_makes_no_rate_of_nothing() -> None:
     history = History()
     history.add([group(9, 100.0, **counted(5_000))])
     history.add([group(1, 1.0, **counted(10))])

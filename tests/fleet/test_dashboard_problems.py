@@ -53,13 +53,13 @@ def test_what_moves_is_no_problem(extra: dict[str, Any]) -> None:
     assert told(partition("orders", 3, **HELD, **extra)) == []
 
 
-def test_a_cause_of_many_partitions_is_told_once_with_their_number() -> None:
+def test_a_cause_of_many_partitions_is_reported_once_with_their_number() -> None:
     [problem] = told(*(partition("orders", n, trouble="no broker answers", lag=10) for n in range(200)))
 
     assert (problem.count, problem.waiting) == (200, 2_000)
 
 
-def test_the_worst_come_first_and_a_parked_key_that_holds_a_watermark_is_told_once() -> None:
+def test_the_worst_come_first_and_a_parked_key_that_holds_a_watermark_is_reported_once() -> None:
     parked = [
         {"topic": "orders", "partition": 3, "offset": 17, "handler": "charge", "attempt": 2},
         {"topic": "orders", "partition": 3, "offset": 40, "handler": "charge", "attempt": 2, "due_in": 4.0},
@@ -70,7 +70,7 @@ def test_the_worst_come_first_and_a_parked_key_that_holds_a_watermark_is_told_on
     assert [one.kind for one in told(waits, broken, parked=parked)] == ["held", "parked", "keys"]
 
 
-def test_a_silent_member_is_told_and_nothing_else_of_it() -> None:
+def test_a_silent_member_is_reported_and_nothing_else_of_it() -> None:
     stale = report("shop", "one", partitions=[partition("orders", 3, trouble="x")])
 
     [problem] = problems_of(Group("shop", [Member(stale, 30.0, is_silent=True)]))
@@ -79,7 +79,7 @@ def test_a_silent_member_is_told_and_nothing_else_of_it() -> None:
     assert "it died, is stopped, or reaches no broker" in problem.text
 
 
-def test_transactions_and_queries_are_told() -> None:
+def test_transactions_and_queries_are_reported() -> None:
     undecided = {"id": "a", "prefix": "penstock", "group": "checkout", "topics": "orders", "age": 50.0, "checks": 4}
     transactions = [undecided, {**undecided, "age": 1.0}, {**undecided, "age": 99.0, "decided": "COMMIT"}]
     coordinator = {"counts": {"pending": 3}, "waits": ["orders takes nothing"], "transactions": transactions}

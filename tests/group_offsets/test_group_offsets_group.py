@@ -87,7 +87,7 @@ def test_what_may_pass_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
         (KafkaError.GROUP_AUTHORIZATION_FAILED, MissingRightError, "User:ops lacks"),
     ],
 )
-def test_what_does_not_pass_is_told_with_what_to_do(
+def test_what_does_not_pass_is_reported_with_what_to_do(
     monkeypatch: pytest.MonkeyPatch, code: int, kind: type[PenstockError], says: str
 ) -> None:
     with pytest.raises(kind, match=says) as told:

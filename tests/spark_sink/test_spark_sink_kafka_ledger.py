@@ -177,7 +177,7 @@ def test_a_producer_whose_commit_was_repeated_serves_no_more(
     assert one.seen() == once(14)
 
 
-def test_what_an_operator_takes_back_and_a_ledger_made_anew_are_seen_by_a_kept_reader(
+def test_what_an_operator_takes_back_and_a_recreated_ledger_are_seen_by_a_kept_reader(
     broker: DevBroker,
     admin: AdminClient,
     worker: Callable[[], Worker],

@@ -117,7 +117,7 @@ def test_a_client_that_asks_a_node_which_is_away_is_replaced(view: Callable[...,
     assert stuck.asked == 1
 
 
-def test_what_is_not_expected_is_told_at_once(view: Callable[..., OffsetReader]) -> None:
+def test_what_is_not_expected_is_reported_at_once(view: Callable[..., OffsetReader]) -> None:
     unknown, forbidden = Admin(KafkaError.UNKNOWN_TOPIC_OR_PART), Admin(KafkaError.TOPIC_AUTHORIZATION_FAILED)
     forbidden.config = {"sasl.username": "clerk"}
 
@@ -131,7 +131,7 @@ def test_what_is_not_expected_is_told_at_once(view: Callable[..., OffsetReader])
     assert (unknown.asked, forbidden.asked) == (1, 1)
 
 
-def test_a_topic_that_may_be_seen_and_not_read_is_told_before_any_task_is_planned(
+def test_a_topic_that_may_be_seen_and_not_read_is_reported_before_any_task_is_planned(
     view: Callable[..., OffsetReader],
 ) -> None:
     seen = Admin(SimpleNamespace(**vars(THERE) | {"authorized_operations": [AclOperation.DESCRIBE]}))

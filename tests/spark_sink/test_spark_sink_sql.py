@@ -56,7 +56,7 @@ def test_names_and_values_that_look_like_sql_are_names_and_values(database: Test
     assert database.rows('SELECT next_offset FROM "led""ger"') == [(2,)]
 
 
-def test_a_table_that_does_not_fit_is_told_column_by_column(database: TestDatabase) -> None:
+def test_a_table_that_does_not_fit_is_reported_column_by_column(database: TestDatabase) -> None:
     database.execute("CREATE TABLE prices (id INTEGER PRIMARY KEY, needed TEXT NOT NULL, extra TEXT)")
 
     with pytest.raises(SinkError, match="table prices does not fit the frame") as caught:
@@ -125,7 +125,7 @@ def test_a_wrong_setting_is_named_without_secrets(settings: dict[str, Any], name
     assert "canary-4711" not in str(caught.value)
 
 
-def test_an_unreachable_database_is_told_without_its_password(tmp_path: Path) -> None:
+def test_an_unreachable_database_is_reported_without_its_password(tmp_path: Path) -> None:
     batch = frame(PRICES, [(0, 0, "a", 1)])
     address = (
         "postgresql://user:canary-4711@127.0.0.1:1/db?password=canary-4712&sslpassword=canary-4713&user=canary-4714"

@@ -153,7 +153,7 @@ def test_a_server_s_answer_does_not_tell_who_the_user_is(postgresql: TestDatabas
      (1205, True), (1213, True), (2003, True), (2013, True), (1290, True), (1040, True), (1053, True), (0, True),
      (1045, False), (1062, False), (1142, False), (1064, False)],
 )  # fmt: skip
-def test_what_is_transient_is_told_by_sqlstate_or_number(state: str | int, transient: bool) -> None:
+def test_what_is_transient_is_reported_by_sqlstate_or_number(state: str | int, transient: bool) -> None:
     error = psycopg.errors.lookup(state)() if isinstance(state, str) else pymysql.err.OperationalError(state, "40001")
 
     database = DATABASES["postgresql" if isinstance(state, str) else "mysql"]

@@ -165,7 +165,7 @@ def test_the_type_of_an_error_is_found_in_the_stack_that_spark_keeps_of_it(error
     assert (type(found), str(found)) == (type(error), str(error))
 
 
-def test_an_error_is_told_in_one_line_out_of_sparks_wrapping() -> None:
+def test_an_error_is_reported_in_one_line_out_of_sparks_wrapping() -> None:
     assert summary_of(RuntimeError(TOPIC_GONE)) == (
         "TopicNotFoundError: the option subscribe names topics that do not exist: t; create them first, "
         "or correct the name"

@@ -57,7 +57,7 @@ def test_a_context_variable_that_one_message_sets_on_the_loop_is_not_seen_by_the
     assert TENANT.get() == "nobody"
 
 
-def test_time_stands_while_an_app_settles_and_moves_as_far_as_it_is_told() -> None:
+def test_time_stands_while_an_app_settles_and_moves_only_when_it_is_moved() -> None:
     app, times = app_of(), []
 
     @app.handler("t", retry=every(10), on_failure="dead_letter")
@@ -228,7 +228,7 @@ def test_an_app_that_feeds_itself_does_not_come_to_rest(monkeypatch: pytest.Monk
         test.crash()
 
 
-def test_what_cannot_be_tested_is_told() -> None:
+def test_what_cannot_be_tested_is_reported() -> None:
     app = app_of()
     with pytest.raises(ConfigurationError, match="sinks are run by Spark and not here"):
         TestApp(app)

@@ -47,7 +47,9 @@ class AsyncCheck:
     ],
     ids=["producer", "first send", "coordinator"],
 )
-def test_an_unreachable_broker_is_told_by_its_address_in_time(start: Callable[[], object], hasty: list[float]) -> None:
+def test_an_unreachable_broker_is_reported_by_its_address_in_time(
+    start: Callable[[], object], hasty: list[float]
+) -> None:
     with pytest.raises(BrokerConnectionError, match=f"{NOBODY} within 15 s"):
         start()
 
@@ -206,7 +208,7 @@ def test_wrong_arguments_of_a_message_are_named_before_anything_is_stored(bench:
     assert bench.messages(bench.topics.half) == []
 
 
-def test_a_missing_target_topic_is_told_before_the_local_transaction_runs(bench: Bench) -> None:
+def test_a_missing_target_topic_is_reported_before_the_local_transaction_runs(bench: Bench) -> None:
     producer, ran = bench.producer(), []
 
     with pytest.raises(TopicNotFoundError, match="nowhere"):

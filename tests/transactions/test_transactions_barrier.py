@@ -310,7 +310,7 @@ def test_a_database_that_fails_is_an_error_of_the_check_and_no_answer(tmp_path: 
         no_database(half_of(new_id()))
 
 
-def test_a_missing_table_is_told_with_the_function_that_makes_it(database: TestDatabase) -> None:
+def test_a_missing_table_is_reported_with_the_function_that_makes_it(database: TestDatabase) -> None:
     for connect in (driver_connect(database), connect_by("connection", database)):
         with closing(connect()) as connection, pytest.raises(ConfigurationError, match="create_barrier_table"):
             barrier(connection, new_id())
@@ -318,7 +318,7 @@ def test_a_missing_table_is_told_with_the_function_that_makes_it(database: TestD
             barrier_check(connect)(half_of(new_id()))
 
 
-def test_a_check_that_is_not_told_otherwise_waits_half_as_long_as_it_may_take(database: TestDatabase) -> None:
+def test_a_check_without_a_limit_waits_half_as_long_as_it_may_take(database: TestDatabase) -> None:
     prepare(database)
     check = barrier_check(driver_connect(database)).within(1.0)
 
@@ -351,7 +351,7 @@ def test_an_age_without_a_unit_is_refused_with_an_example(tmp_path: Any, age: An
         clean_barrier(connection, age)
 
 
-def test_wrong_arguments_are_told(tmp_path: Any) -> None:
+def test_wrong_arguments_are_reported(tmp_path: Any) -> None:
     with closing(sqlite3.connect(tmp_path / "test.db")) as connection:
         create_barrier_table(connection)
         with pytest.raises(ConfigurationError, match="no transaction's id"):

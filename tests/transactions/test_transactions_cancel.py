@@ -15,7 +15,7 @@ from waiting import wait_until
 FAR_S = 4e9
 
 
-def test_who_waits_for_the_publication_of_what_is_cancelled_is_told(bench: Bench) -> None:
+def test_a_waiter_for_the_publication_of_a_cancelled_message_is_notified(bench: Bench) -> None:
     bench.coordinator(transaction_timeout=600)
     producer = bench.producer(publish_timeout=120.0)
     future = producer.submit(bench.topic, value=b"later", deliver_at=FAR_S, wait="published")

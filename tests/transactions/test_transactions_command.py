@@ -65,7 +65,7 @@ def test_a_group_without_a_living_producer_that_answers_checks_is_named(bench: B
 
 
 @pytest.mark.thorough
-def test_what_waits_behind_its_key_or_for_a_topic_or_its_time_is_told(bench: Bench, tx: Command) -> None:
+def test_what_waits_behind_its_key_or_for_a_topic_or_its_time_is_reported(bench: Bench, tx: Command) -> None:
     by_half = bench.producer(order="half")
     with by_half.transaction(bench.topic, key=b"k", value=b"1") as head:
         head.unknown()

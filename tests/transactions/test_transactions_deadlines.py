@@ -76,7 +76,7 @@ def store() -> MuteStore:
     return MuteStore()
 
 
-def test_a_half_that_is_not_answered_at_the_stop_is_told_as_not_stored_and_rolled_back_if_it_was(
+def test_a_half_that_is_not_answered_at_the_stop_is_reported_as_not_stored_and_rolled_back_if_it_was(
     store: MuteStore,
 ) -> None:
     producer = TransactionalProducer("orders", store=store).start()
@@ -95,7 +95,7 @@ def test_a_half_that_is_not_answered_at_the_stop_is_told_as_not_stored_and_rolle
     assert (statistics.in_flight, statistics.failed, statistics.committed) == (0, 1, 0)
 
 
-def test_a_decision_that_is_not_answered_at_the_stop_is_told_as_not_stored_once(store: MuteStore) -> None:
+def test_a_decision_that_is_not_answered_at_the_stop_is_reported_as_not_stored_once(store: MuteStore) -> None:
     producer = TransactionalProducer("orders", store=store).start()
     sent = producer.submit("t", value=b"v", wait="published")
     store.say_prepared(0)
@@ -145,7 +145,7 @@ def test_the_time_for_a_publication_begins_with_the_stored_decision(store: MuteS
     producer.stop()
 
 
-def test_who_waits_for_a_message_of_later_is_told_when_it_is_due(store: MuteStore) -> None:
+def test_a_waiter_for_a_delayed_message_is_notified_when_it_is_due(store: MuteStore) -> None:
     producer = TransactionalProducer("orders", store=store, wait="published", publish_timeout=0.05).start()
 
     due = int(time.time()) + 3600
@@ -159,7 +159,7 @@ def test_who_waits_for_a_message_of_later_is_told_when_it_is_due(store: MuteStor
     producer.stop()
 
 
-def test_a_lost_decision_of_a_producer_without_a_check_is_told_with_who_can_settle_it(store: MuteStore) -> None:
+def test_a_lost_decision_of_a_producer_without_a_check_is_reported_with_who_can_settle_it(store: MuteStore) -> None:
     producer = TransactionalProducer("orders", store=store).start()
 
     sent = producer.submit("t", value=b"v")
@@ -204,7 +204,7 @@ def test_the_bytes_in_flight_are_bounded_and_one_alone_may_have_more(store: Mute
     producer.stop(0)
 
 
-def test_room_that_never_comes_is_told_after_the_time_to_wait(store: MuteStore) -> None:
+def test_room_that_never_comes_is_reported_after_the_time_to_wait(store: MuteStore) -> None:
     producer = TransactionalProducer("orders", store=store, max_in_flight=1, send_timeout=0.05).start()
     producer.submit("t", value=b"v")
 

@@ -49,7 +49,7 @@ def test_decided_transactions_that_do_not_fit_the_clients_buffer_together_are_pu
 
 
 @pytest.mark.thorough
-def test_a_transaction_larger_than_the_clients_buffer_is_told_and_held_and_delays_no_others(
+def test_a_transaction_larger_than_the_clients_buffer_is_reported_and_held_and_delays_no_others(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
     producer = bench.producer()

@@ -86,7 +86,7 @@ def test_a_decision_for_a_half_that_cannot_come_holds_others_up_only_until_the_e
     assert owned.state.op_position == 3
 
 
-def test_a_half_that_was_ahead_before_a_mark_told_the_time_is_checked_no_later_than_others() -> None:
+def test_a_half_that_was_ahead_before_a_mark_named_the_time_is_checked_no_later_than_others() -> None:
     owned = half_partition()
     ahead, usual = (Half(new_id(), "orders", "topic", None, None, b"v", (), None) for _ in range(2))
     owned.feed.take_half(half_record(0, ahead, appended_s=3_600), 0.0)

@@ -50,7 +50,7 @@ def test_the_largest_half_that_is_accepted_is_asked_about(bench: Bench, config: 
     assert statistics.no_producer == 0
 
 
-def test_a_question_that_the_client_library_refuses_is_told_counted_and_delays_no_other(
+def test_a_question_that_the_client_library_refuses_is_reported_counted_and_delays_no_other(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
     producer = bench.producer(check=lambda _: TransactionState.ROLLBACK)
@@ -72,7 +72,7 @@ def test_a_question_that_the_client_library_refuses_is_told_counted_and_delays_n
 
 
 @pytest.mark.thorough
-def test_a_question_that_the_broker_refuses_is_told(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_question_that_the_broker_refuses_is_reported(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     entry = ConfigEntry("max.message.bytes", "2000", incremental_operation=AlterConfigOpType.SET)
     checks = ConfigResource(ResourceType.TOPIC, bench.topics.check, incremental_configs=[entry])
     bench.admin.incremental_alter_configs([checks])[checks].result(30)

@@ -102,7 +102,7 @@ def test_the_immunity_of_a_transaction_of_several_messages_is_that_of_all_of_the
     assert [half.immunity_ms for half in stored] == [600_000, 600_000]
 
 
-def test_a_send_in_transaction_without_a_local_transaction_is_told() -> None:
+def test_a_send_in_transaction_without_a_local_transaction_is_reported() -> None:
     producer = TransactionalProducer("orders", bootstrap_servers="127.0.0.1:9")
 
     with pytest.raises(ConfigurationError, match="needs a listener"):

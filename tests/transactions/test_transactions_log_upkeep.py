@@ -144,7 +144,7 @@ def test_the_done_log_is_trimmed_last_after_half_and_op_were_and_below_what_was_
     assert room.tend() == []
 
 
-def test_a_deletion_that_is_refused_is_told_with_the_right_it_needs_and_tried_again(
+def test_a_deletion_that_is_refused_is_reported_with_the_right_it_needs_and_tried_again(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     room = Room()

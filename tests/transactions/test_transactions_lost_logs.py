@@ -75,7 +75,7 @@ def filled(bench: Bench) -> Iterator[list[bytes]]:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("log", LOGS)
-def test_a_log_made_anew_while_no_coordinator_runs_is_told_and_counted_and_read_from_its_start(
+def test_a_log_recreated_while_no_coordinator_runs_is_reported_and_counted_and_read_from_its_start(
     bench: Bench, log: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with filled(bench) as first:
@@ -95,7 +95,7 @@ def test_a_log_made_anew_while_no_coordinator_runs_is_told_and_counted_and_read_
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("log", LOGS)
-def test_a_log_made_anew_while_a_coordinator_runs_loses_nothing_that_was_acknowledged_since(
+def test_a_log_recreated_while_a_coordinator_runs_loses_nothing_that_was_acknowledged_since(
     bench: Bench, log: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with filled(bench) as first:
@@ -132,7 +132,7 @@ def test_what_is_pending_survives_that_the_op_log_is_made_again_and_a_restart_af
 
 
 @pytest.mark.parametrize("log", ["done", *(pytest.param(log, marks=pytest.mark.thorough) for log in ("half", "op"))])
-def test_records_cut_while_no_coordinator_runs_are_told_and_counted(
+def test_records_cut_while_no_coordinator_runs_are_reported_and_counted(
     bench: Bench, log: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with filled(bench):
@@ -172,7 +172,7 @@ def test_a_log_cut_while_a_coordinator_runs_loses_what_lay_there_alone_and_is_re
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("log", ["half", "op"])
-def test_an_operators_list_does_not_read_past_a_log_made_anew(
+def test_an_operators_list_does_not_read_past_a_recreated_log(
     bench: Bench, log: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with filled(bench):

@@ -84,7 +84,7 @@ def test_topics_that_were_not_let_into_a_transaction_are_read_in_the_librarys_lo
     assert watch.refused == {}
 
 
-def test_a_target_that_may_not_be_seen_is_told_by_what_is_missing_and_not_as_absent() -> None:
+def test_a_target_that_may_not_be_seen_is_reported_by_what_is_missing_and_not_as_absent() -> None:
     targets = Targets(
         lambda: {"well": 1}, "test", lambda missed: dict.fromkeys({"bad"}.intersection(missed), "lacks it")
     )

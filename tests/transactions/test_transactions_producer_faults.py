@@ -91,7 +91,7 @@ def test_a_transaction_whose_decision_is_lost_says_so_and_takes_no_room(
     assert (producer.statistics().in_flight, producer.statistics().failed) == (0, 1)
 
 
-def test_what_is_not_acknowledged_at_the_stop_is_told_as_not_stored(bench: Bench, proxy: KafkaProxy) -> None:
+def test_what_is_not_acknowledged_at_the_stop_is_reported_as_not_stored(bench: Bench, proxy: KafkaProxy) -> None:
     producer = bench.producer(bootstrap_servers=proxy.bootstrap_servers)
     producer.send(bench.topic, value=b"first")
 
@@ -126,7 +126,7 @@ def test_a_half_that_is_not_acknowledged_in_time_does_not_run_the_local_transact
     assert bench.visible() == [(None, b"first")]
 
 
-def test_a_callback_that_finds_no_room_is_told_and_does_not_wait(bench: Bench) -> None:
+def test_a_callback_that_finds_no_room_is_reported_and_does_not_wait(bench: Bench) -> None:
     producer = bench.producer(max_in_flight=1, send_timeout=60.0)
     told: list[type[Exception]] = []
 

@@ -102,7 +102,7 @@ def test_a_failure_of_the_broker_is_tried_again_and_a_mistake_is_raised(left: Le
         found(taking)
 
 
-def test_a_partition_that_was_taken_away_is_not_told_and_one_that_came_back_is_taken_over_anew(
+def test_a_partition_that_was_taken_away_is_not_reported_and_one_that_came_back_is_taken_over_again(
     release: threading.Event, left: LeftBehind
 ) -> None:
     attempts = Attempts(lambda: release.wait(60) and None, lambda: release.wait(60) and None)

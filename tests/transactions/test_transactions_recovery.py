@@ -91,7 +91,7 @@ def test_a_zombie_frozen_past_its_session_publishes_nothing(bench: Bench, frozen
     assert Counter(value for _, value in bench.visible()) == wanted
 
 
-def test_positions_that_a_transaction_without_an_owner_holds_back_are_told(
+def test_positions_that_a_transaction_without_an_owner_holds_back_are_reported(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("penstock.transactions.stores.kafka.logs.recovery._OPEN_TRANSACTION_WARNING_AFTER_S", 2.0)

@@ -41,7 +41,7 @@ def printed(group: Group) -> list[str]:
     return out.getvalue().splitlines()
 
 
-def test_what_was_told_is_read_again() -> None:
+def test_what_was_reported_is_read_again() -> None:
     pending = {"id": "0" * 36, "prefix": "shop", "group": "checkout", "topics": "orders, payments", "checks": 3}
     pending |= {"age": 9.5, "waits_for": "topic refunds, which does not exist"}
     operator = {"store": "other", "group": "shop.coordinator", "member": "vm-1"}

@@ -95,7 +95,7 @@ def test_a_discarded_transaction_comes_back_whole_and_once_with_a_fresh_count_an
 
 
 @pytest.mark.thorough
-def test_each_life_of_a_transaction_is_told_apart_in_the_done_log(
+def test_each_life_of_a_transaction_is_distinguished_in_the_done_log(
     store_bench: StoreBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Nothing is truncated, and each coordinator begins with what its predecessors wrote there.

@@ -71,7 +71,7 @@ def test_each_end_of_a_local_transaction_is_what_is_stored_and_what_is_unknown_i
     assert len(store_bench.messages(committed_only=False)) == 6
 
 
-def test_published_is_told_only_after_a_committed_reader_sees_it(store_bench: StoreBench) -> None:
+def test_published_is_reported_only_after_a_committed_reader_sees_it(store_bench: StoreBench) -> None:
     coordinator = store_bench.coordinator()
 
     with store_bench.producer(wait="published", publish_timeout=120) as producer:

@@ -35,7 +35,7 @@ def overtaken(bench: StoreBench, standing: Verdict, author: Author, **options: A
 
 
 @pytest.mark.parametrize("author", [Author.CHECK, Author.OPERATOR])
-def test_a_commit_that_comes_second_is_told_at_once_where_the_store_knows_it(
+def test_a_commit_that_comes_second_is_reported_at_once_where_the_store_knows_it(
     store_bench: StoreBench, author: Author
 ) -> None:
     store_bench.coordinator(transaction_timeout=600.0)

@@ -67,7 +67,7 @@ def test_a_stop_from_a_callback_does_not_wait_for_itself_and_a_second_one_waits_
     assert producer.statistics().in_flight == 0
 
 
-def test_a_decision_after_the_stop_is_told_as_not_stored(store_bench: StoreBench) -> None:
+def test_a_decision_after_the_stop_is_reported_as_not_stored(store_bench: StoreBench) -> None:
     producer = TransactionalProducer("orders", store=store_bench.make_store()).start()
 
     with (
@@ -101,7 +101,7 @@ def test_a_callback_that_submits_goes_on_until_the_stop_and_every_one_ends(store
     assert {one.result(0).state for one in sent} == {TransactionState.COMMIT}
 
 
-def test_who_waits_for_a_publication_is_told_at_the_stop(store_bench: StoreBench) -> None:
+def test_a_waiter_for_a_publication_is_notified_at_the_stop(store_bench: StoreBench) -> None:
     producer = TransactionalProducer("orders", store=store_bench.make_store(), wait="published").start()
     told: list[Exception] = []
 

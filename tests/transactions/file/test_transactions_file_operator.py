@@ -43,7 +43,7 @@ def administration_of(bench: FileBench) -> FileAdministration:
     return made
 
 
-def test_an_operator_takes_back_what_is_not_due_is_told_what_stands_and_is_found_in_the_audit_log(
+def test_an_operator_takes_back_what_is_not_due_learns_what_stands_and_is_found_in_the_audit_log(
     bench: FileBench, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     coordinator, administration = bench.coordinator(**NO_CHECKS), administration_of(bench)
@@ -147,7 +147,7 @@ def test_another_process_sees_what_is_pending_and_changes_nothing(tmp_path: Path
     assert read_pending(tmp_path, "nonsense") == []
 
 
-def test_a_torn_end_is_passed_over_damage_is_told_and_so_is_a_folder_without_a_store(
+def test_a_torn_end_is_passed_over_damage_is_reported_and_so_is_a_folder_without_a_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("penstock.transactions.stores.file.administration._REREAD_DELAY_S", 0.0)

@@ -169,7 +169,7 @@ def test_a_real_folder_keeps_a_log(tmp_path: Path) -> None:
         again.read(places[0] + 1, 9 + 40)
 
 
-def test_a_full_disk_is_told_apart_from_a_broken_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_distinguished_from_a_broken_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 

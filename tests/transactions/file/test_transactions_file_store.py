@@ -32,7 +32,7 @@ from penstock.transactions.stores.file.store import FileStore
 from waiting import wait_until
 
 
-def test_a_second_process_is_refused_and_told_which_one_has_the_store(tmp_path: Path) -> None:
+def test_a_second_process_is_refused_and_the_error_names_who_has_the_store(tmp_path: Path) -> None:
     script = (
         "import sys; from penstock.transactions.stores.file.store import FileStore\n"
         f"FileStore(sys.argv[1], bootstrap_servers={NOWHERE!r}).start(); print('open', flush=True); sys.stdin.read()"

@@ -106,7 +106,7 @@ def test_errors_of_the_database_keep_payloads_to_themselves(
     assert sql_bench.database.rows("SELECT count(*) FROM penstock_tx") == [(0,)]
 
 
-def test_wrong_addresses_and_a_lost_database_are_told_without_the_password() -> None:
+def test_wrong_addresses_and_a_lost_database_are_reported_without_the_password() -> None:
     for url in ("nonsense://u:hidden@h/d", "no address: hidden", "sqlite://", "oracle://u:hidden@h/d"):
         with pytest.raises(ConfigurationError, match="url") as caught:
             SqlStore(url, bootstrap_servers="127.0.0.1:1")
@@ -133,7 +133,7 @@ def locked(database: TestDatabase) -> Iterator[None]:
 
 
 @SQLITE
-def test_what_a_locked_database_has_not_taken_at_the_stop_is_told_as_not_stored(sql_bench: SqlBench) -> None:
+def test_what_a_locked_database_has_not_taken_at_the_stop_is_reported_as_not_stored(sql_bench: SqlBench) -> None:
     producer = TransactionalProducer("orders", store=sql_bench.make_store()).start()
     producer.send(sql_bench.topic, value=b"before")
 
@@ -150,7 +150,9 @@ def test_what_a_locked_database_has_not_taken_at_the_stop_is_told_as_not_stored(
 
 
 @SQLITE
-def test_what_a_locked_database_does_not_take_in_time_is_told_and_its_half_is_rolled_back(sql_bench: SqlBench) -> None:
+def test_what_a_locked_database_does_not_take_in_time_is_reported_and_its_half_is_rolled_back(
+    sql_bench: SqlBench,
+) -> None:
     producer = TransactionalProducer("orders", store=sql_bench.make_store(), send_timeout=3).start()
 
     transaction = producer.transaction(sql_bench.topic, value=b"its decision came late")
