@@ -77,7 +77,7 @@ class BatchError(PenstockError):
     """
 
     def __init__(self, failed: Mapping[int, BaseException]) -> None:
-        super().__init__(f"{len(failed)} messages of a batch failed")
+        super().__init__(f"{len(failed)} message{'' if len(failed) == 1 else 's'} of a batch failed")
         self.failed = dict(failed)
 
 
@@ -86,7 +86,7 @@ class GivenUpError(PenstockError):
 
     def __init__(self, place: str, tries: int, failed_with: str) -> None:
         last = f", the last of which failed with {failed_with}" if failed_with else ""
-        super().__init__(f"{place} was given up by request after {tries} tries{last}")
+        super().__init__(f"{place} was given up by request after {tries} {'try' if tries == 1 else 'tries'}{last}")
 
 
 class HandlerTimeLimitError(BaseException):

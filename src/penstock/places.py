@@ -39,9 +39,9 @@ def topic_or_place(text: str) -> tuple[str, tuple[int, int] | None]:
     return topic, (partition, offset)
 
 
-def counted(count: int, noun: str) -> str:
-    """Return a number with its noun: "1 member", "2 members"."""
-    return f"{count} {noun}{'' if count == 1 else 's'}"
+def counted(count: int, noun: str, plural: str | None = None) -> str:
+    """Return a number with its noun: "1 member", "2 members"; `plural` is for other endings, as in "2 tries"."""
+    return f"{count} {noun if count == 1 else plural or f'{noun}s'}"
 
 
 def age_text(seconds: float) -> str:

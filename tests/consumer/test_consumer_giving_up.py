@@ -49,7 +49,7 @@ def test_a_message_that_waits_for_its_retry_is_given_up_whatever_its_handler_cho
         headers = dict(letter.headers)
         assert (given, letter.value, done) == ("dlq.orders", b"bad", [b"next"])
         assert headers["penstock-exception-class"] == b"penstock.errors.GivenUpError"
-        assert b"after 1 tries, the last of which failed with ValueError" in headers["__dlq.errors.message"]
+        assert b"after 1 try, the last of which failed with ValueError" in headers["__dlq.errors.message"]
         assert test.committed("orders") == {0: 2}
 
 

@@ -59,7 +59,7 @@ def test_what_cannot_be_a_message_is_a_failure_that_is_not_tried_again(
     said = dict(dead.headers)["__dlq.errors.message"] or b""
     assert what in said.decode()
     assert [
-        what in line.getMessage() for line in caplog.records if "is in dlq.in after 1 tries" in line.getMessage()
+        what in line.getMessage() for line in caplog.records if "is in dlq.in after 1 try:" in line.getMessage()
     ] == [True]
     assert len(tries) == 1
 

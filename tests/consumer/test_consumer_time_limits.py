@@ -126,7 +126,7 @@ def test_a_message_says_how_often_it_was_over_its_limit() -> None:
         test.crash()
 
     assert (once.over_time_limit, twice.over_time_limit) == (1, 2)
-    assert "after 1 failed tries, over its time limit, 1 time, next try in" in str(once)
+    assert "after 1 failed try, over its time limit, 1 time, next try in" in str(once)
     assert "over its time limit, 2 times" in str(twice)
 
 

@@ -29,7 +29,7 @@ def told(*partitions: dict[str, Any], **more: Any) -> list[Problem]:
         ("bad", f"{CALL} 900.0 s, and has not", IN_HANDLER | {"age": 900.0}),
         ("warn", "for 9.0 s, over its time limit, 3 times, and has not", IN_HANDLER | {"over_time_limit": 3}),
         ("bad", f"Offset 17, queued {BEHIND}.", {"state": "behind a call", "age": 61.0, "detail": BEHIND}),
-        ("warn", "parked (charge) after 1 failed tries, next try in 8.5 s. Other keys go on.", PARKED | {"attempt": 1}),
+        ("warn", "parked (charge) after 1 failed try, next try in 8.5 s. Other keys go on.", PARKED | {"attempt": 1}),
         ("bad", "failed tries: fix it. 3 messages", {"state": "held", "attempt": 5, "detail": "fix it"}),
         ("bad", "A message was given up: dlq.o is gone.", {"state": "dead letter", "detail": "dlq.o is gone"}),
         ("warn", "for 20.0 s, and its completion has not come.", {"state": "put off", "age": 20.0}),

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from penstock.places import counted
 from penstock.spark_sink.source.plan import Offsets, reported_offsets
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ class SinkStatistics:
         else:
             text += f", batch {self.batch_id} took {self.batch_seconds:.1f} s at {self.rows_per_s:.0f} rows/s"
         if self.restarts:
-            text += f", restarted {self.restarts} time{'' if self.restarts == 1 else 's'}"
+            text += f", restarted {counted(self.restarts, 'time')}"
         if self.retry_in is not None:
             text += f", next start in {self.retry_in:.1f} s"
         if self.last_error is not None and self.state is not SinkState.RUNNING:

@@ -37,6 +37,7 @@ from penstock.consumer.timers import Timers
 from penstock.dead_letters.headers import DeadLetterOrigin, HeaderList, write
 from penstock.errors import ConfigurationError, PenstockError, class_name
 from penstock.message import Record, position_of
+from penstock.places import counted
 from penstock.routing import KeyState
 
 _log = rationed(__name__)
@@ -268,10 +269,10 @@ class DeadLetterPublisher:
             self.retries += 1
         _log.log(
             logging.WARNING if message.retry is None else logging.INFO,
-            "%s is in %s after %d tries: %s",
+            "%s is in %s after %s: %s",
             position_of(message.record),
             topic,
-            message.attempts,
+            counted(message.attempts, "try", "tries"),
             short_text(message.error),
         )
 
@@ -298,9 +299,9 @@ class DeadLetterPublisher:
         """Stop the consumer because no topic takes a message."""
         self._hold(message, f"{topic} does not take it: {reason(error)}")
         stop = PenstockError(
-            f"{position_of(message.record)} was given up after {message.attempts} tries, and {topic} does not take it, "
-            f"even without the added headers: {reason(error)}; {self.limits.ends}: raise max.message.bytes of {topic}, "
-            "or choose on_failure 'drop' for it"
+            f"{position_of(message.record)} was given up after {counted(message.attempts, 'try', 'tries')}, and "
+            f"{topic} does not take it, even without the added headers: {reason(error)}; {self.limits.ends}: raise "
+            f"max.message.bytes of {topic}, or choose on_failure 'drop' for it"
         )
         stop.__cause__ = message.error
         self.fail(stop)

@@ -18,6 +18,7 @@ from penstock.consumer.poll.positions import Positions
 from penstock.consumer.poll.refusals import Refusals
 from penstock.consumer.poll.topics import Topics
 from penstock.options import ClientConfig
+from penstock.places import counted
 from penstock.routing import KeyState
 
 #: An assignment and one of its offsets.
@@ -117,9 +118,9 @@ class Explanation(PartitionStatistics):
         if self.age is not None:
             text += f" for {self.age:.1f} s"
         if self.attempt:
-            text += f" after {self.attempt} failed tries"
+            text += f" after {counted(self.attempt, 'failed try', 'failed tries')}"
         if self.over_time_limit:
-            text += f", over its time limit, {self.over_time_limit} time{'s' if self.over_time_limit > 1 else ''}"
+            text += f", over its time limit, {counted(self.over_time_limit, 'time')}"
         if self.due_in is not None:
             text += f", next try in {self.due_in:.1f} s"
         if self.detail is not None:

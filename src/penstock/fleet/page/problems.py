@@ -190,7 +190,7 @@ def _blocked(part: Mapping[str, Any]) -> tuple[str, str, str, str] | None:
     text = cause.text.format(holder=explanation(part).holder(), detail=part["detail"] or "it waits for another message")
     if cause.kind in {"handler", "held", "parked"} and part["in_flight"] > 1:
         others = part["in_flight"] - 1
-        text += f". {others} message{'s' if others > 1 else ''} taken in wait{'' if others > 1 else 's'} with it"
+        text += f". {counted(others, 'message')} taken in wait{'' if others > 1 else 's'} with it"
     is_hung = state in {"in handler", "behind a call"} and age >= _HUNG_S
     return cause.kind, BAD if is_hung else cause.level, cause.title, text
 
