@@ -23,6 +23,8 @@ ClientConfig = Mapping[str, Any]
 
 #: The longest time in seconds: the Kafka client counts milliseconds in 31 bits.
 LONGEST_S = 2_000_000
+#: The largest count: Python takes no larger one as a length.
+_LARGEST = (1 << 63) - 1
 
 #: The environment variable with the number of a process of `penstock run --processes N`, from 1 on.
 PROCESS_VARIABLE = "PENSTOCK_PROCESS"
@@ -59,6 +61,16 @@ def positive(option: str, value: float) -> None:
 def seconds(option: str, value: float) -> None:
     """Raise `ConfigurationError` unless the value is above zero and at most `LONGEST_S`."""
     positive(option, value)
+    _within_longest(option, value)
+
+
+def seconds_or_zero(option: str, value: float) -> None:
+    """Raise `ConfigurationError` unless the value is at least zero and at most `LONGEST_S`."""
+    not_negative(option, value)
+    _within_longest(option, value)
+
+
+def _within_longest(option: str, value: float) -> None:
     if value > LONGEST_S:
         raise ConfigurationError(f"{option} must be at most {LONGEST_S:,} seconds (23 days), but is {value!r}")
 
@@ -85,10 +97,12 @@ def a_boolean(option: str, value: object) -> None:
         raise ConfigurationError(f"{option} must be True or False, but is {value!r}")
 
 
-def positive_int(option: str, value: int) -> None:
-    """Raise `ConfigurationError` unless the value is a whole number of at least one."""
+def positive_int(option: str, value: int, most: int = _LARGEST) -> None:
+    """Raise `ConfigurationError` unless the value is a whole number from one to `most`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ConfigurationError(f"{option} must be a whole number of at least 1, but is {value!r}")
+    if value > most:
+        raise ConfigurationError(f"{option} must be at most {most:,}, but is {value}")
 
 
 def is_client_text(value: str) -> bool:

@@ -258,7 +258,7 @@ def test_results_of_the_slice_in_which_a_call_hangs_are_published_by_the_thread_
         return Outgoing("results", message.value)
 
     # Nothing is committed meanwhile: that would publish them before.
-    options = {"time_limit": LIMIT_S, "on_failure": "drop", "workers": 4, "commit_interval": 1e9}
+    options = {"time_limit": LIMIT_S, "on_failure": "drop", "workers": 4, "commit_interval": 1e6}
     with on_threads(handle, **options) as (consumer, until, broker):
         broker.create_topic("results", 1)
         for number in range(200):

@@ -88,7 +88,7 @@ def test_no_more_than_max_concurrency_are_under_way_also_when_it_changes() -> No
 
 def test_a_drain_waits_for_async_handlers_and_a_consumer_may_be_stopped_more_than_once() -> None:
     broker, seen = fed(50, 7), AsyncRecorder(hold=True)
-    consumer = consumer_of(broker, {"t": handler(seen)}, stop_timeout=1e9).start()
+    consumer = consumer_of(broker, {"t": handler(seen)}, stop_timeout=1e6).start()
     wait_until(lambda: consumer.statistics().received == 50 and seen.running == 7)
 
     stopping = ThreadPoolExecutor().submit(consumer.stop)
@@ -105,7 +105,7 @@ def test_a_drain_waits_for_async_handlers_and_a_consumer_may_be_stopped_more_tha
 
 def test_a_second_stop_cancels_async_handlers_and_their_messages_come_again() -> None:
     broker, held, again = fed(3, 3), AsyncRecorder(hold=True), AsyncRecorder()
-    consumer = consumer_of(broker, {"t": handler(held)}, stop_timeout=1e9, revoke_timeout=0.2).start()
+    consumer = consumer_of(broker, {"t": handler(held)}, stop_timeout=1e6, revoke_timeout=0.2).start()
     wait_until(lambda: held.running == 3)
 
     stopping = ThreadPoolExecutor().submit(consumer.stop)

@@ -524,7 +524,7 @@ def test_on_threads_batches_of_a_key_keep_its_order_and_a_drain_hands_over_what_
             lists.append(messages)
 
     # What comes before the stop comes because it is full.
-    consumer = consumer_of(broker, {"t": handler(keep, batch=30, linger=1e9)}, stop_timeout=1e9).start()
+    consumer = consumer_of(broker, {"t": handler(keep, batch=30, linger=1e6)}, stop_timeout=1e6).start()
     wait_until(lambda: consumer.statistics().received == 1000 and consumer.statistics().ready_lanes == 0)
     wait_until(lambda: consumer.statistics().busy_workers == 0)
     full = [len(messages) for messages in list(lists)]

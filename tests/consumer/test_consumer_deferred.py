@@ -209,7 +209,7 @@ def test_a_drain_waits_for_completions_and_for_what_waits_behind_them() -> None:
     for value in (b"1", b"2", b"3"):
         broker.produce("t", value, key=b"late")
     # On the broker's clock, which goes on by itself.
-    consumer = consumer_of(broker, {"t": handler(puts)}, stop_timeout=1e9).start()
+    consumer = consumer_of(broker, {"t": handler(puts)}, stop_timeout=1e6).start()
     wait_until(lambda: consumer.statistics().received == 3 and b"1" in puts.out)
 
     stopping = ThreadPoolExecutor().submit(consumer.stop)

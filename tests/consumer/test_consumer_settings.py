@@ -112,8 +112,11 @@ def letters(to: str, **options: Any) -> Handler:
         (lambda: retry(wait=3), "tenacity's wait_"),  # type: ignore[arg-type] # on purpose
         (lambda: retry(retry=ValueError), r"give tenacity.retry_if_exception_type\(ValueError\)"),  # type: ignore[arg-type] # on purpose
         (DeadLetterLimit, r"DeadLetterLimit\(\) sets no limit"),
-        (lambda: ConsumerSettings(fetch_size=1_000_001), "hands over at most 1000000 messages"),
         (lambda: ConsumerSettings(workers=0), "workers must be a whole number of at least 1, but is 0"),
+        (lambda: ConsumerSettings(workers=10**22), "workers must be at most 10,000, but is 1"),
+        (lambda: ConsumerSettings(max_in_flight=10**22), "max_in_flight must be at most 9,223,372,036,854,775,807"),
+        (lambda: ConsumerSettings(transaction_interval=float("inf")), "transaction_interval must be at most 2,000,000"),
+        (lambda: ConsumerSettings(stop_timeout=1e10), "stop_timeout must be at most 2,000,000 seconds"),
         (lambda: ConsumerSettings(workers="8"), "workers must be a whole number"),  # type: ignore[arg-type] # on purpose
         (lambda: ConsumerSettings(commit_interval=0), "commit_interval must be a number above zero"),
         (lambda: ConsumerSettings(stop_timeout=-1), "stop_timeout must be zero or more"),

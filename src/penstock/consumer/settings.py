@@ -28,6 +28,8 @@ _OWNED = {
 }
 #: Most messages that the client returns from one call.
 _MOST_FETCHED = 1_000_000
+#: The most threads of a process, and lanes of a thread: each costs memory at the start.
+_MOST_WORKERS = 10_000
 #: Messages set aside may take a further part of `max_in_flight_bytes`: the value divided by this.
 PARKED_SHARE = 4
 _COOPERATIVE = "cooperative-sticky"
@@ -133,20 +135,17 @@ class ConsumerSettings:
 
     def __post_init__(self) -> None:
         """Check every option; raise `ConfigurationError` for the first wrong one."""
-        sizes = ("workers", "max_concurrency", "lanes_per_worker", "max_in_flight", "max_in_flight_bytes", "fetch_size")
-        for option in sizes:
+        for option in ("workers", "lanes_per_worker"):
+            check.positive_int(option, getattr(self, option), _MOST_WORKERS)
+        for option in ("max_concurrency", "max_in_flight", "max_in_flight_bytes"):
             check.positive_int(option, getattr(self, option))
-        if self.fetch_size > _MOST_FETCHED:
-            raise ConfigurationError(
-                f"fetch_size is {self.fetch_size}, and the Kafka client hands over at most {_MOST_FETCHED} messages in "
-                "one go; give that or less"
-            )
-        for option in ("commit_interval", "run_seconds", "stall_after"):
-            check.positive(option, getattr(self, option))
+        check.positive_int("fetch_size", self.fetch_size, _MOST_FETCHED)
+        for option in ("commit_interval", "run_seconds", "stall_after", "transaction_interval"):
+            check.seconds(option, getattr(self, option))
         if self.time_limit is not None:
             check.positive("time_limit", self.time_limit)
         for option in ("stop_timeout", "revoke_timeout"):
-            check.not_negative(option, getattr(self, option))
+            check.seconds_or_zero(option, getattr(self, option))
         if self.dead_letter_limit is not None and not isinstance(self.dead_letter_limit, DeadLetterLimit):
             raise ConfigurationError(
                 f"dead_letter_limit must be a DeadLetterLimit, but is {self.dead_letter_limit!r}; "
@@ -154,7 +153,6 @@ class ConsumerSettings:
             )
         check.a_telemetry(self.telemetry)
         check.a_boolean("exactly_once", self.exactly_once)
-        check.positive("transaction_interval", self.transaction_interval)
         self._check_config()
 
     def _check_config(self) -> None:

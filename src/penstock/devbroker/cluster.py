@@ -27,7 +27,7 @@ from penstock.devbroker.node import SILENT, STOP_TIMEOUT_S, Node
 from penstock.devbroker.security import ClientSecurity, Security, check_security, write_private
 from penstock.devbroker.settings import OWNED_SETTINGS, choose_ports, properties
 from penstock.errors import ConfigurationError, DevBrokerError
-from penstock.options import choice, positive, positive_int, reserved
+from penstock.options import choice, positive_int, reserved, seconds
 
 _log = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ class Cluster:
         security: Security | str | None = None,
         acls: bool = False,
     ) -> None:
-        positive("start_timeout", start_timeout)
+        seconds("start_timeout", start_timeout)
         positive_int("nodes", nodes)
         if port is not None and not 1 <= port <= 65_536 - nodes:
             raise ConfigurationError(f"port must be between 1 and {65_536 - nodes}, but is {port!r}")

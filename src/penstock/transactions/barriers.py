@@ -16,7 +16,7 @@ from datetime import timedelta
 from typing import Any, Protocol
 
 from penstock.errors import ConfigurationError, TransactionRefusedError
-from penstock.options import a_callable, positive
+from penstock.options import a_callable, seconds
 from penstock.transactions.connections import (
     NOW,
     Kind,
@@ -152,7 +152,7 @@ class BarrierCheck:
     def __post_init__(self) -> None:
         a_callable("connect", self.connect)
         if self.lock_timeout is not None:
-            positive("lock_timeout", self.lock_timeout)
+            seconds("lock_timeout", self.lock_timeout)
         table_name(Kind.SQLITE, self.table, self.schema)
 
     def within(self, check_timeout_s: float) -> BarrierCheck:

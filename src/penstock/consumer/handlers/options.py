@@ -158,7 +158,7 @@ def check_plain(functions: Mapping[str, object]) -> None:
 def check_batch(batch: int, linger: float) -> None:
     """Check the options of batches: their ranges, and that `linger` has a batch."""
     check.positive_int("batch", batch)
-    check.not_negative("linger", linger)
+    check.seconds_or_zero("linger", linger)
     if linger and batch == 1:
         raise ConfigurationError("linger waits for a batch to fill, but batch is 1; give batch=, or leave linger out")
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 from penstock.consumer.handlers.serialization import RecordEncoder, describe
 from penstock.dead_letters.headers import HeaderList
 from penstock.errors import ConfigurationError, MessageFormatError, PenstockError, RegistryConnectionError, raised
-from penstock.options import positive
+from penstock.options import seconds
 from penstock.outgoing import Outgoing, as_headers, encoded, require_place
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class DeferredCompletion:
 
     def __init__(self, timeout: float | None = None) -> None:
         if timeout is not None:
-            positive("timeout", timeout)
+            seconds("timeout", timeout)
         self.timeout = timeout
         self._lock = threading.Lock()
         self._bound = False

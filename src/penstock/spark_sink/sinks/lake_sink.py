@@ -19,7 +19,7 @@ import tenacity
 
 from penstock.clients.bounded_calls import BackgroundCall, LeftBehind, NotAnsweredError
 from penstock.errors import ConfigurationError, PenstockError, SinkError
-from penstock.options import names, not_empty, positive, positive_int
+from penstock.options import names, not_empty, positive_int, seconds
 from penstock.spark_sink.errors import SchemaMismatchError
 from penstock.spark_sink.ledger.rules import Batch, warn_left_out
 from penstock.spark_sink.sinks.frames import (
@@ -209,7 +209,7 @@ class LakeSink(LedgerSink, Generic[TableT]):
         """Check the common settings; `ConfigurationError` names a wrong one."""
         not_empty("name", self.name)
         positive_int("max_batch_bytes", self.max_batch_bytes)
-        positive("timeout_s", self.timeout_s)
+        seconds("timeout_s", self.timeout_s)
         # A tuple, so that the caller's list cannot change a frozen sink.
         object.__setattr__(self, "key", names("key", self.key) if self.key else ())
         if not self.keep_position and set(self.key) & set(POSITION):

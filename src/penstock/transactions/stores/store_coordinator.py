@@ -21,7 +21,7 @@ from penstock.clients.factory import AdminClient
 from penstock.clients.transactional.missing_rights import MissingRights
 from penstock.clients.transactional.settings import MOST_S, Pace
 from penstock.errors import StoppedError, raised
-from penstock.options import ClientConfig, a_telemetry, positive, seconds
+from penstock.options import ClientConfig, a_telemetry, seconds
 from penstock.transactions.core.check_plan import CheckPolicy, require_checks
 from penstock.transactions.core.discard import Discarding, require_discard
 from penstock.transactions.model import FINISH_BUCKETS_S, CoordinatorStatistics, PendingTransaction
@@ -64,11 +64,11 @@ class CoordinatorOptions:
     telemetry: Telemetry | None = None
 
     def __post_init__(self) -> None:
-        positive("transaction_timeout", self.transaction_timeout)
-        positive("check_interval", self.check_interval)
+        seconds("transaction_timeout", self.transaction_timeout)
+        seconds("check_interval", self.check_interval)
         seconds("check_timeout", self.check_timeout)
         seconds("publish_timeout", self.publish_timeout)
-        positive("session_timeout", self.session_timeout)
+        seconds("session_timeout", self.session_timeout)
         require_checks(self.check_max, self.check_backoff)
         require_discard(self.discard)
         a_telemetry(self.telemetry)

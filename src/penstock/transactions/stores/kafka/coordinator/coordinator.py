@@ -22,7 +22,7 @@ from penstock.clients.kafka_errors import ErrorKind, kind_of, reason
 from penstock.clients.rights import MissingRightError
 from penstock.clients.topics import single_copies
 from penstock.errors import ConfigurationError
-from penstock.options import ClientConfig, positive, positive_int, reserved
+from penstock.options import ClientConfig, positive_int, reserved, seconds
 from penstock.transactions.acked_producer import ANY_SIZE, AckedProducer
 from penstock.transactions.core.commit_batch import CommitBatch
 from penstock.transactions.model import CoordinatorStatistics, PendingTransaction
@@ -92,7 +92,7 @@ class KafkaCoordinator(StoreCoordinator):
         config: ClientConfig | None,
     ) -> None:
         positive_int("partitions", partitions)
-        positive("target_latency", target_latency)
+        seconds("target_latency", target_latency)
         if instance is not None and not _INSTANCE.fullmatch(instance):
             raise ConfigurationError(
                 f"instance must be up to 100 letters, digits, '.', '_' or '-', but is {instance!r}; choose such a name"
