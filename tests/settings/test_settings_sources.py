@@ -159,13 +159,14 @@ def test_a_table_of_pyproject_is_read_where_no_file_of_its_own_is_and_a_variable
         ("", {"PENSTOCK_WORKERS": "canary"}, "PENSTOCK_WORKERS: workers is wrong; it takes: whole number"),
         ("", {"PENSTOCK_CONFIG": "canary"}, "PENSTOCK_CONFIG takes NAME=VALUE, but number 1 of them is not so"),
         ("", {"PENSTOCK_CONFIG": "{canary"}, "PENSTOCK_CONFIG begins as a JSON object, but is none"),
-        ("", {"PENSTOCK_SETTINGS": "absent.toml"}, "absent.toml cannot be read: FileNotFoundError"),
+        ("", {"PENSTOCK_SETTINGS": "absent.toml"}, "FileNotFoundError; correct the file, or PENSTOCK_SETTINGS"),
+        ("# \udcff", {}, "penstock.toml cannot be read: UnicodeDecodeError; make it readable"),
     ],
 )
 def test_a_wrong_setting_is_named_with_its_place_and_the_remedy_and_without_its_value(
     folder: Path, monkeypatch: pytest.MonkeyPatch, text: str, variables: dict[str, str], said: str
 ) -> None:
-    (folder / "penstock.toml").write_text(text)
+    (folder / "penstock.toml").write_text(text, errors="surrogateescape")
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
 

@@ -146,9 +146,8 @@ def _table() -> tuple[str, dict[str, Any]]:
         where = re.search(r"at [^()]*(?=\)$)", str(error))
         raise ConfigurationError(f"{path} is no TOML; correct it ({where[0] if where else 'at its end'})") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(
-            f"{path} cannot be read: {type(error).__name__}; correct {SETTINGS_VARIABLE}"
-        ) from error
+        remedy = f"correct the file, or {SETTINGS_VARIABLE}" if named else "make it readable, and write it in UTF-8"
+        raise ConfigurationError(f"{path} cannot be read: {type(error).__name__}; {remedy}") from error
     if path.name != _PROJECT:
         return str(path), found
     table = found.get("tool", {}).get("penstock", {})
