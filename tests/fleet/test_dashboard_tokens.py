@@ -104,7 +104,7 @@ def test_behind_a_proxy_its_address_counts_as_the_pages_own_and_each_client_is_s
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("penstock.fleet.actions.tokens._FIRST_DELAY_S", 0.3)
-    visitors = Visitors(is_loopback=True, public_url="https://ops.example/penstock/")
+    visitors = Visitors(is_loopback=True, public_url="https://ops.example:443/penstock/")
     with served(ActionContext(NOWHERE), visitors=visitors) as address:
         status = partial(status_at, address)
         assert status(Origin="https://ops.example") == 200

@@ -43,6 +43,8 @@ HEADERS: Mapping[str, str] = {
     "X-Content-Type-Options": "nosniff",
 }
 
+_DEFAULT_PORTS = {"http": ":80", "https": ":443"}
+
 Endpoint = Callable[["Request"], Awaitable["Response"]]
 ResultT = TypeVar("ResultT")
 
@@ -73,7 +75,7 @@ class Visitors:
             raise ConfigurationError(
                 f"--public-url {public_url!r} is no address of a page; write it as browsers see it: https://HOST/PATH/"
             )
-        self._public_origin = (parts.scheme, parts.netloc.lower())
+        self._public_origin = _origin(parts.scheme, parts.netloc)
 
     def may_read(self, request: Request) -> bool:
         """Return whether a request names an address of this server.
@@ -83,7 +85,8 @@ class Visitors:
         """
         if not self._is_loopback or Address(request.url.hostname or "", 0).is_loopback:
             return True
-        return self._public_origin is not None and _host(request) == self._public_origin[1]
+        origin = self._public_origin
+        return origin is not None and _origin(origin[0], request.headers.get("host", "")) == origin
 
     def is_own_page(self, request: Request) -> bool:
         """Return whether a request comes from this page, or from a program that is no browser."""
@@ -93,8 +96,9 @@ class Visitors:
         if origin is None:
             return True
         parts = urlsplit(origin)
-        page_origin = (parts.scheme, parts.netloc.lower())
-        return page_origin[1] == _host(request) or page_origin == self._public_origin
+        page_origin = _origin(parts.scheme, parts.netloc)
+        host = _origin(parts.scheme, request.headers.get("host", ""))
+        return page_origin in {host, self._public_origin}
 
     def client(self, request: Request) -> str:
         """Return the client's address; behind a proxy the last one in `X-Forwarded-For`, which the proxy itself saw."""
@@ -104,8 +108,9 @@ class Visitors:
         return ",".join(forwarded).rpartition(",")[2].strip() or direct
 
 
-def _host(request: Request) -> str:
-    return request.headers.get("host", "").lower()
+def _origin(scheme: str, host: str) -> tuple[str, str]:
+    """Return scheme and host of a page as browsers send them: without the scheme's own port."""
+    return scheme, host.lower().removesuffix(_DEFAULT_PORTS.get(scheme, ":"))
 
 
 class TooManyError(PenstockError):
