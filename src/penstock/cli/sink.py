@@ -84,10 +84,15 @@ class Location(Reading):
     def _ledgers(self) -> Mapping[str, LedgerSink]:
         from penstock import spark_sink
 
-        if self.delta is not None:
-            return {self.delta: spark_sink.DeltaSink(self.delta, name=_ANY)}
-        if self.iceberg is not None:
-            return {self.iceberg: spark_sink.IcebergSink(self.iceberg, self.catalog, name=_ANY)}
+        if (table := self.delta or self.iceberg) is not None:
+            lake = (
+                spark_sink.DeltaSink(table, name=_ANY)
+                if self.delta
+                else spark_sink.IcebergSink(table, self.catalog, name=_ANY)
+            )
+            if not lake.exists():
+                raise PenstockError(f"there is no table {table}; correct {'--delta' if self.delta else '--iceberg'}")
+            return {table: lake}
         if self.sql is not None:
             sink = spark_sink.SqlSink(self.sql, _ANY, schema=self.schema, ledger_table=self.ledger_table)
             _require_file(self.sql)

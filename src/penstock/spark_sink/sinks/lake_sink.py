@@ -190,6 +190,10 @@ class LakeSink(LedgerSink, Generic[TableT]):
         """Return the entries of some partitions."""
         return self._from_ledger(lambda table: self._entries(table, self.name, partitions))
 
+    def exists(self) -> bool:
+        """Return whether the table exists; `SinkError` if the storage does not answer."""
+        return self._with_table(f"{self._target} cannot be read", lambda table: table is not None)
+
     def _from_ledger(self, read: Callable[[TableT], dict[T, Any]]) -> dict[T, Any]:
         what = f"the ledger of {self._target} cannot be read"
         return self._with_table(what, lambda table: {} if table is None else read(table))
