@@ -6,7 +6,6 @@ All functions run on a disposable thread.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -21,11 +20,9 @@ from penstock.fleet_member import CommandSettings, Outcome
 from penstock.group_offsets.group import Group
 from penstock.group_offsets.planning import Change
 from penstock.options import ClientConfig
-from penstock.places import counted, printable
+from penstock.places import counted
 from penstock.transactions.stores.coordinator import operator_in_kafka
 from penstock.transactions.stores.kafka.administration import KafkaAdministration
-
-_log = logging.getLogger(__name__)
 
 #: The number of partitions named in a sentence.
 _MOST_NAMED = 5
@@ -73,13 +70,11 @@ def perform(command: Command, context: ActionContext) -> Answer:
     except PenstockError as error:
         return Answer(Outcome.FAILED, f"nothing was done, because it cannot be written to the audit: {error}")
     answer = answer_of(command.name, lambda: _perform(command, context, sender))
-    _log.warning("%s, asked by %s (%s): %s", command.name, command.by, command.id, printable(answer.said))
     try:
         # Stacks are in the members' own answers.
         outcome = Answer(answer.outcome, answer.said)
         sender.append(AuditRecord.of(Kind.OUTCOME, command, command.by, outcome), command.key)
     except PenstockError as error:
-        _log.warning("the outcome of %s is not in the audit: %s", command.id, error)
         return replace(answer, said=f"{answer.said}; the audit lacks this outcome: {error}")
     return answer
 

@@ -81,7 +81,7 @@ class _Actions:
         except MessageFormatError as error:
             raise RefusedError(422, f"{name}: {error}") from error
         try:
-            answer = await self._threads.run(partial(plan if is_dry else perform, command, self._context))
+            answer = await self._threads.run(partial(plan if is_dry else _perform, command, self._context))
         except TimeoutError:
             said = f"{name} did not end within {ANSWER_S:g} s and goes on; see its outcome in the audit"
             answer = Answer(Outcome.FAILED, said)
@@ -123,6 +123,12 @@ class _Actions:
             writer.append(record, command.key)
         except PenstockError as error:
             _log.warning("the audit lacks a record: %s; it would be: %s", printable(str(error)), said)
+
+
+def _perform(command: Command, context: ActionContext) -> Answer:
+    answer = perform(command, context)
+    _log.warning("%s, asked by %s (%s): %s", command.name, command.by, command.id, printable(answer.said))
+    return answer
 
 
 async def _body(request: Request) -> bytes:
