@@ -8,6 +8,7 @@ import pytest
 from scenes import alone, partition, report
 
 from penstock.fleet.page.problems import Problem, problems_of
+from penstock.fleet.page.snapshot import group_view
 from penstock.fleet.reports.group_state import Group, Member
 from penstock.places import age_text
 
@@ -71,10 +72,13 @@ def test_the_worst_come_first_and_a_parked_key_that_holds_a_watermark_is_reporte
 
 
 def test_a_silent_member_is_reported_and_nothing_else_of_it() -> None:
-    stale = report("shop", "one", partitions=[partition("orders", 3, trouble="x")])
+    stale = report("shop", "one", partitions=[partition("orders", 3, trouble="x")], commands=True)
 
     [problem] = problems_of(Group("shop", [Member(stale, 30.0, is_silent=True)]))
+    both = [Member(stale, 30.0, is_silent=True, is_replaced=is_replaced) for is_replaced in (True, False)]
+    commands = [member["commands"] for member in group_view(Group("shop", both))["members"]]
 
+    assert commands == [True, False], "a replaced member gets no Stacks button"
     assert (problem.kind, problem.level) == ("silent", "bad")
     assert "it died, is stopped, or reaches no broker" in problem.text
 

@@ -129,6 +129,8 @@ def _of_member(member: Member) -> dict[str, Any]:
         "busy": report.counts.get("busy_workers"),
         "workers": report.counts.get("workers"),
         **_sums([report]),
+        # A member that hangs may still answer with its stacks; a replaced one is gone.
+        "commands": report.commands and not member.is_replaced,
     }
 
 
