@@ -59,6 +59,8 @@ def test_the_oldest_message_that_is_not_done_is_found_behind_what_is_done_and_wh
 
     outcome = on_broker("lag", group, "--json")
     printed = on_broker("lag", group)
+    unknown = on_broker("lag", group, "--topic", f"{topic}:5")
+    unknown_json = json.loads(on_broker("lag", group, "--topic", f"{topic}:5", "--json").out)
     uncommitted = on_broker("lag", group, "--config", "isolation.level=read_uncommitted")
     monkeypatch.setattr("penstock.clients.factory.Consumer.poll", lambda *_: None)
     silent = on_broker("lag", group, "--topic", f"{topic}:4", "--timeout", "0.2")
@@ -79,6 +81,7 @@ def test_the_oldest_message_that_is_not_done_is_found_behind_what_is_done_and_wh
     assert round(found["oldest_age_s"] / 3600) == 7
     assert [topic, "0", "2", "6", "4", "2", "2", "2", "7", "h", "0", "min"] in rows(printed.out)
     assert "lag 14 in 5 partitions (and 1 with unknown lag), 10 of it not done" in printed.out
+    assert ("lag unknown in 1 partition" in unknown.out, unknown_json["lag"]) == (True, None)
     assert f"; the oldest, {topic}:0@2, is 7 h 0 min old" in printed.out
     assert [topic, "4", "0", "4", "4", "0", "4", "-", "-"] in rows(printed.out)
     assert [topic, "4", "0", "4", "4", "0", "4", "0"] in [row[:8] for row in rows(uncommitted.out)]

@@ -50,13 +50,15 @@ def lag(
                 "oldest_age_s": None if age_s is None else round(age_s, 3),
             }
         )
-    total = sum(position.lag or 0 for position in positions)
-    not_done = sum(position.left or 0 for position in positions)
-    unknown = sum(position.lag is None for position in positions)
+    lags = [position.lag for position in positions if position.lag is not None]
+    unknown = len(positions) - len(lags)
+    total = sum(lags) if lags else None
+    not_done = sum(position.left or 0 for position in positions) if lags else None
     facts = {"group": group, "lag": total, "not_done": not_done, "unknown": unknown, "oldest_age_s": oldest_s}
     oldest_text = "" if oldest_s is None else f"; the oldest, {oldest_place}, is {age_text(oldest_s)} old"
     unknown_text = f" (and {unknown} with unknown lag)" if unknown else ""
-    known = counted(len(positions) - unknown, "partition")
-    text = f"lag {total} in {known}{unknown_text}, {not_done} of it not done{oldest_text}"
+    text = f"lag {total} in {counted(len(lags), 'partition')}{unknown_text}, {not_done} of it not done{oldest_text}"
+    if not lags:
+        text = f"lag unknown in {counted(unknown, 'partition')}"
     failure = PenstockError("; ".join(failures)) if failures else None
     return Result([Table("partitions", rows)], facts, notes=[text, *odd_positions(positions)], failure=failure)
