@@ -15,6 +15,8 @@ from penstock.places import age_text
 HELD = {"blocking_offset": 17, "handler": "charge", "in_flight": 4}
 IN_HANDLER = {"state": "in handler", "age": 9.0, "worker": "w"}
 PARKED = {"state": "parked", "due_in": 8.5}
+DUE = {"due_in": 0.0, "age": 0.2}
+MOVES = {"state": "in handler", "age": 0.2}
 CALL = "in handler charge on w for"
 BEHIND = "behind an earlier call of the same key, in charge on w for 61.0 s"
 
@@ -31,6 +33,7 @@ def told(*partitions: dict[str, Any], **more: Any) -> list[Problem]:
         ("warn", "for 9.0 s, over its time limit, 3 times, and has not", IN_HANDLER | {"over_time_limit": 3}),
         ("bad", f"Offset 17, queued {BEHIND}.", {"state": "behind a call", "age": 61.0, "detail": BEHIND}),
         ("warn", "parked (charge) after 1 failed try, next try in 8.5 s. Other keys go on.", PARKED | {"attempt": 1}),
+        ("warn", "parked (charge) for 4.0 s, next try in 0.0 s.", {"state": "parked", "due_in": 0.0, "age": 4.0}),
         ("bad", "failed tries: fix it. 3 messages", {"state": "held", "attempt": 5, "detail": "fix it"}),
         ("bad", "A message was given up: dlq.o is gone.", {"state": "dead letter", "detail": "dlq.o is gone"}),
         ("warn", "for 20.0 s, and its completion has not come.", {"state": "put off", "age": 20.0}),
@@ -49,7 +52,7 @@ def test_a_cause_is_a_sentence(level: str, sentence: str, extra: dict[str, Any])
     assert sentence in problem.text
 
 
-@pytest.mark.parametrize("extra", [{"state": "queued"}, {"state": "idle"}, {"state": "in handler", "age": 0.2}])
+@pytest.mark.parametrize("extra", [{"state": "queued"}, {"state": "idle"}, PARKED, PARKED | DUE, MOVES])
 def test_what_moves_is_no_problem(extra: dict[str, Any]) -> None:
     assert told(partition("orders", 3, **HELD, **extra)) == []
 

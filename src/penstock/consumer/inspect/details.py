@@ -34,7 +34,7 @@ class ParkedMessage:
         state: as `Explanation.state`.
         key: the common key of its messages; not part of `repr`.
         attempt: how often it was tried.
-        age: seconds since its first try, or None.
+        age: seconds since its first try, without a try since its retry time, or None.
         due_in: seconds until its next try; None if no time is set.
     """
 
@@ -68,7 +68,9 @@ def parked_heads(scheduler: Scheduler[Fetch, Record]) -> Iterator[ParkedHead]:
 def parked_message(parked_head: ParkedHead, now: float) -> ParkedMessage:
     """Return the report of a parked key. Any thread."""
     key, parked, (fetch, _, record) = parked_head
-    assignment = fetch.assignment
+    assignment, is_waiting = fetch.assignment, parked.state is KeyState.WAITING
+    # A message of a retry topic was not tried here yet: it is late since its retry time.
+    since = parked.since or (parked.due_at if is_waiting and parked.due_at <= now else 0.0)
     return ParkedMessage(
         assignment.topic,
         assignment.partition,
@@ -77,8 +79,8 @@ def parked_message(parked_head: ParkedHead, now: float) -> ParkedMessage:
         "held by rate" if parked.awaits_token else _STATES.get(parked.state, "put off"),
         key_of(key.key if isinstance(key, NotDue) else key),
         parked.attempts,
-        max(0.0, now - parked.since) if parked.since else None,
-        max(0.0, parked.due_at - now) if parked.state is KeyState.WAITING else None,
+        max(0.0, now - since) if since else None,
+        max(0.0, parked.due_at - now) if is_waiting else None,
     )
 
 

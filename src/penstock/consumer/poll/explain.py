@@ -66,8 +66,8 @@ class Explanation(PartitionStatistics):
             cannot be consumed).
         key: the common key of that message and those that wait for it; bytes for a key. Not part of `repr` or `str`.
         attempt: how often it was tried before.
-        age: seconds in the handler, or of the call that it waits for, or since the first try of a parked message; else
-            None.
+        age: seconds in the handler, or of the call that it waits for, or since the first try of a parked message; for a
+            message of a retry topic without a try, since its retry time; else None.
         due_in: seconds until the next try of a parked message; None if no time is set.
         rate: messages/s of its handler, if the message waits for the rate.
         worker: name of the thread or task that handles it, or of the call that it waits for.

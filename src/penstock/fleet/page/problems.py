@@ -180,12 +180,13 @@ _CAUSES: Mapping[str, _Cause] = {
 def _blocked(part: Mapping[str, Any]) -> tuple[str, str, str, str] | None:
     """Return kind, level, title and text of the reason why the blocking message waits, or None if it is no problem.
 
-    No problem are parked messages that were never attempted, which wait for their time, and results being published.
+    No problem are messages of a retry topic until some seconds after their retry time, and results being published.
     """
     cause, age, state = _CAUSES.get(part["state"]), part["age"] or 0.0, part["state"]
     if part["blocking_offset"] is None or cause is None or age < cause.after_s:
         return None
-    if (state == "parked" and not part["attempt"]) or (state == "publishing" and not part["detail"]):
+    is_late = part["due_in"] == 0 and age >= _SLOW_S
+    if (state == "parked" and not part["attempt"] and not is_late) or (state == "publishing" and not part["detail"]):
         return None
     text = cause.text.format(holder=explanation(part).holder(), detail=part["detail"] or "it waits for another message")
     if cause.kind in {"handler", "held", "parked"} and part["in_flight"] > 1:
