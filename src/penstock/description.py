@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, fields
 from typing import Any
 
@@ -16,6 +16,9 @@ from penstock.transactions import Coordinator
 _MOST_PARKED = 50
 #: Most pending transactions that are shown, oldest first.
 _MOST_TRANSACTIONS = 50
+#: Seconds in a call after which its stack is shown, and the most lines of a stack.
+_SLOW_S = 3.0
+_MOST_FRAMES = 20
 
 
 def description(
@@ -33,6 +36,22 @@ def description(
         "counts": None if consumer is None else consumer.statistics().counts(),
         "sinks": [{**asdict(sink), "state": sink.state.value, "text": str(sink)} for sink in sinks],
         "coordinator": None if coordinator is None else coordinator_description(coordinator),
+    }
+
+
+def stacks_of_slow_calls(
+    partitions: Iterable[Explanation], stacks: Callable[[Iterable[str]], Mapping[str, str]]
+) -> dict[str, list[str]]:
+    """Return the stacks of the slow calls that block partitions, by worker: files, lines and functions, no code.
+
+    Show them only on this machine.
+    """
+    calls = [part for part in partitions if part.state in {"in handler", "behind a call"}]
+    slow = {part.worker for part in calls if part.worker is not None and (part.age or 0.0) >= _SLOW_S}
+    # The second line of a call is source code, which may hold secrets.
+    return {
+        worker: [line.strip() for line in text.splitlines() if line.startswith('  File "')][-_MOST_FRAMES:]
+        for worker, text in stacks(slow).items()
     }
 
 

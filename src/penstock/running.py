@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from types import FrameType
-from typing import TYPE_CHECKING, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from penstock.consumer import UNCHANGED, ConsumerStatistics, Explanation, LitePushConsumer, RetryPolicy, Unchanged
 from penstock.consumer.handlers.environment import Lifespan, enter_all
 from penstock.consumer.inspect.explain_server import explain_server
 from penstock.consumer.inspect.statistics import Liveness
 from penstock.consumer.settings import UNCHANGED_SETTINGS, LiveSettings
-from penstock.description import description
+from penstock.description import description, stacks_of_slow_calls
 from penstock.errors import ConfigurationError, StoppedError
 from penstock.fleet_member import FleetMember, Member
 from penstock.option_list import takes_options
@@ -100,7 +100,7 @@ class RunningApp:
                     inbox.start(name, self._consumer.committed)
             if self._sinks is not None:
                 self._sinks.start()
-            self._around.enter_context(explain_server(partial(self.explanation, name)))
+            self._around.enter_context(explain_server(partial(self.explanation, name, with_stacks=True)))
             for service in (self._reporter, self._listener):
                 if service is not None:
                     service.start()
@@ -156,13 +156,15 @@ class RunningApp:
         """Messages that were not done when a stop ended without them; 0 before a stop."""
         return 0 if self._consumer is None else self._consumer.unfinished
 
-    def explanation(self, name: str) -> dict[str, object]:
+    def explanation(self, name: str, *, with_stacks: bool = False) -> dict[str, Any]:
         """Return the app's state for `penstock explain` and reports, as JSON values: keys as text, bytes escaped.
 
-        Remove the keys before you show it to others.
+        Remove the keys before you show it to others. `with_stacks` adds those of slow calls, for this machine only.
         """
-        described = description(name, self.explain(), self._consumer, self.sinks(), self._coordinator)
-        return {**described, "commands": self._listener is not None}
+        partitions = self.explain()
+        described = description(name, partitions, self._consumer, self.sinks(), self._coordinator)
+        described["commands"] = self._listener is not None
+        return described | ({"stacks": stacks_of_slow_calls(partitions, self.stacks)} if with_stacks else {})
 
     def stacks(self, workers: Iterable[str] | None = None) -> dict[str, str]:
         """Return the stacks of running handlers by worker name, innermost call last; default: of all workers."""

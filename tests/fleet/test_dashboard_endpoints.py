@@ -49,6 +49,8 @@ def test_a_process_starts_works_hangs_at_a_handler_that_is_named_goes_on_and_sto
             produce(broker.bootstrap_servers, topic, [(b"the key", b"the value")])
             hung = wait_until(lambda: reasons(endpoints, "/healthz"))
             stuck = wait_until(lambda: reasons(endpoints, "/readyz").partition("no message was done for ")[2])
+            stacks = wait_until(lambda: request(endpoints.address, "/api/stacks").content)
+            proxied = request(endpoints.address, "/api/stacks", X_Forwarded_For="10.0.0.1")
             shown = request(endpoints.address, "/metrics").text
             exported = reader.get_metrics_data()
             go_on.set()
@@ -71,6 +73,7 @@ def test_a_process_starts_works_hangs_at_a_handler_that_is_named_goes_on_and_sto
     assert "held by offset 0, in handler " in stuck
     assert f'penstock_in_flight_messages{{messaging_consumer_group_name="{topic}"}} 1.0' in shown
     assert "process_cpu_seconds_total" in shown
+    assert (f'File "{__file__}", line ' in str(stacks), "go_on" in str(stacks), proxied.status) == (True, False, 403)
     assert "the key" not in hung + stuck + shown
     # Its own provider exports as before.
     assert exported is not None
@@ -95,6 +98,8 @@ def test_a_page_of_another_site_reads_nothing_and_metrics_that_hang_hold_neither
         assert request(endpoints.address, "/healthz", {}).status == 405
         with pytest.raises(ConfigurationError, match=f"cannot listen on {endpoints.address}: "):
             AppEndpoints(app, endpoints.address)
+    with AppEndpoints(app, Address("0.0.0.0", 0)) as endpoints:  # noqa: S104 - other machines can reach it
+        assert request(f"127.0.0.1:{endpoints.address.port}", "/api/stacks").status == 403
     go_on.set()
 
     assert (answer.status, answer.text) == (503, '{"said": "the metrics did not arrive within 0.2 s; try again"}\n')

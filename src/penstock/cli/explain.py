@@ -26,9 +26,10 @@ def explain(
 ) -> Result:
     """Explain why each partition of the apps on this machine does not move.
 
-    It asks all running apps of this user on this machine. With --reports it reads the reports of all members of a group
-    instead (`penstock run --report`); reports have hashes of keys, no keys. Ends with 1 if no app runs on this machine,
-    one does not answer, or a member is silent.
+    It asks all running apps of this user on this machine, and prints the stack of a slow handler, innermost call last.
+    With --reports it reads the reports of all members of a group instead (`penstock run --report`); reports have hashes
+    of keys, no keys, and no stacks. Ends with 1 if no app runs on this machine, one does not answer, or a member is
+    silent.
     """
     if reports:
         if group is None:
@@ -64,5 +65,9 @@ def _lines(process: int, description: dict[str, Any]) -> list[str]:
     partitions = description["partitions"]
     count = sum(partition["partition"] >= 0 for partition in partitions)
     head = f"{description['group']}, process {process}: {counted(count, 'partition')}"
-    texts = [f"  {part['text']}" + (f", key {part['key']}" if part.get("key") else "") for part in partitions]
+    stacks, texts = dict(description.get("stacks", {})), []
+    for part in partitions:
+        texts.append(f"  {part['text']}" + (f", key {part['key']}" if part.get("key") else ""))
+        # One call may block many partitions: its stack is printed once.
+        texts += [f"    {call}" for call in stacks.pop(part["worker"], ())]
     return [head, *texts, *(f"  {sink['text']}" for sink in description["sinks"])]

@@ -64,27 +64,25 @@ class Hub:
     Args:
         open_source: returns the source; the hub's thread enters it.
         of: the name of the source on the page.
-        shows_messages: whether the page shows the content of messages that it names.
-        actions: the actions that the page offers.
+        shown: what the page offers: `messages`, whether it shows the content of messages that it names; `stacks`,
+            whether it shows those of slow calls; `actions`, their names.
     """
 
     def __init__(
         self,
         open_source: Callable[[], AbstractContextManager[Source]],
         of: str,
-        *,
-        shows_messages: bool = False,
-        actions: Sequence[str] = (),
+        shown: Mapping[str, Any],
     ) -> None:
         self._open_source = open_source
-        self._shows_messages = shows_messages
+        self._shows_messages = shown["messages"]
         self._thread = threading.Thread(target=self._run, name="penstock-page", daemon=True)
         self._stopping = threading.Event()
         # The lock of the fields below; it is notified of new groups and at the end. The hub's thread writes groups and
         # history. Browsers' threads make states of them, and write the time of their request.
         self._changed = threading.Condition()
         self._groups: Sequence[Group] = ()
-        self._head: dict[str, Any] = {"of": of, "messages": shows_messages, "actions": list(actions)}
+        self._head: dict[str, Any] = {"of": of, **shown}
         # The times of the last groups, of the last point of the history and of the last request (monotonic clock).
         self._made_at = self._point_at = self._asked_at = 0.0
         self._history = History()

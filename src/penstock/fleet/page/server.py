@@ -72,6 +72,7 @@ _MOST_VALUE = 4_000
 _MOST_HEADERS = 50
 
 ReadMessage = Callable[[str, int, int], Any]
+Stacks = Callable[[], Mapping[str, Sequence[str]]]
 
 
 class PageServer:
@@ -84,6 +85,7 @@ class PageServer:
         visitors: the access rules; left out, those that fit `address`.
         read_message: returns a message by topic, partition and offset; None if the page hides messages.
         actions: the actions that the page offers.
+        stacks: returns the stacks of slow calls by worker; None if the page hides them.
 
     Raises:
         ConfigurationError: a package is missing, or the address cannot be used.
@@ -98,10 +100,13 @@ class PageServer:
         visitors: Visitors | None = None,
         read_message: ReadMessage | None = None,
         actions: Sequence[str] = (),
+        stacks: Stacks | None = None,
     ) -> None:
         self.visitors = visitors or Visitors(is_loopback=address.is_loopback)
-        self.hub = Hub(open_source, of, shows_messages=read_message is not None, actions=actions)
+        shown = {"messages": read_message is not None, "stacks": stacks is not None, "actions": list(actions)}
+        self.hub = Hub(open_source, of, shown)
         self._read_message = read_message
+        self._stacks = stacks
         self._states = DisposableThreads("penstock-page-state", "the state", _MOST_BROWSERS, _ANSWER_S)
         self._messages = DisposableThreads("penstock-page-message", "the message", _MOST_READ, _ANSWER_S)
         require_packages()
@@ -125,6 +130,7 @@ class PageServer:
     def routes(self) -> list[BaseRoute]:
         """Return all routes; a subclass puts further ones before them."""
         answers: dict[str, Endpoint] = {"/api/groups": self._state, "/api/message": self._message}
+        answers |= {"/api/stacks": self._slow}
         answers |= {f"/{name}": _asset(name) for name in _MEDIA_TYPES}
         answers["/"] = answers.pop("/index.html")
         return [route(path, answer, self.visitors) for path, answer in answers.items()]
@@ -147,6 +153,12 @@ class PageServer:
         if not self.hub.names(*place):
             raise RefusedError(404, "the page shows only messages that it names: what blocks, is parked or failed")
         return json_answer(await self._messages.run(partial(self._read_message, *place)))
+
+    async def _slow(self, request: Request) -> Response:
+        """Answer with the stacks of slow calls, if the page shows them and no proxy passes the request on."""
+        if self._stacks is None or "x-forwarded-for" in request.headers or "forwarded" in request.headers:
+            raise RefusedError(403, "stacks are hidden; a process shows them at a loopback address, without a proxy")
+        return json_answer(await self._states.run(self._stacks))
 
 
 class Dashboard(PageServer):

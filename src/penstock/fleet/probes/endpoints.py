@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from penstock.clients.ration import once_in, rationed
 from penstock.fleet.address import Address
-from penstock.fleet.page.server import PageServer, ReadMessage, read_message
+from penstock.fleet.page.server import PageServer, ReadMessage, Stacks, read_message
 from penstock.fleet.probes.health import CoordinatorHealth, Health, HealthLimits
 from penstock.fleet.probes.metrics import PrometheusMetrics
 from penstock.fleet.reports.group_state import Group, Member
@@ -52,6 +52,7 @@ class Endpoints(PageServer):
         address: the listening address. Anyone who can reach it sees the names of topics, groups, handlers and hosts.
         metrics: returns the collector of its metrics.
         read_message: returns a message by topic, partition and offset; None if the page hides messages.
+        stacks: returns the stacks of slow calls by worker. The page shows them if its address is a loopback one.
 
     Raises:
         ConfigurationError: a package is missing, the address cannot be used, or the meter provider cannot be read.
@@ -65,9 +66,16 @@ class Endpoints(PageServer):
         metrics: Callable[[], PrometheusMetrics],
         *,
         read_message: ReadMessage | None = None,
+        stacks: Stacks | None = None,
     ) -> None:
         source = _OwnSource(sender, process)
-        super().__init__(address, lambda: nullcontext(source), "this process", read_message=read_message)
+        super().__init__(
+            address,
+            lambda: nullcontext(source),
+            "this process",
+            read_message=read_message,
+            stacks=stacks if address.is_loopback else None,
+        )
         self._process = process
         self._collections = DisposableThreads("penstock-http-metrics", "the metrics", _MOST_COLLECTIONS, _COLLECT_S)
         try:
@@ -158,6 +166,7 @@ class AppEndpoints(Endpoints):
             address,
             lambda: PrometheusMetrics(app.report_to),
             read_message=partial(read_message, app.bootstrap_servers, app.config) if show_messages else None,
+            stacks=self._health.stacks,
         )
 
     def watch(self, running: RunningApp) -> None:

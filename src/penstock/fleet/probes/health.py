@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -104,6 +104,11 @@ class Health:
         if self.running.has_consumer:
             self._still_s(self.running)
         return self.running.explanation(self._name)
+
+    def stacks(self) -> Mapping[str, Sequence[str]]:
+        """Return the stacks of slow calls by worker."""
+        stacks: Mapping[str, Sequence[str]] = {}
+        return stacks if self.running is None else self.running.explanation(self._name, with_stacks=True)["stacks"]
 
     def _still_s(self, running: RunningApp) -> float:
         """Return the seconds without progress, as seen by calls of this method, while there was work."""

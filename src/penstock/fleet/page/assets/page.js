@@ -449,7 +449,7 @@ function openDetails(item, title = place(item)) {
     ["Gaps above the watermark", item.gaps], ["In flight", inFlight], ["Parked", item.parked], ["Handler", item.handler],
     ["Worker", item.worker], ["Key hash", item.key_hash]];
   openDialog(title, h("p", null, item.text), facts(pairs), h("div", { id: "message" }),
-    buttons(showMessage(at), actionsOf(at), item.kind === undefined && pauseOrResume(at)));
+    buttons(showMessage(at), showStack(at), actionsOf(at), item.kind === undefined && pauseOrResume(at)));
 }
 function showMessage(message) {
   if (message.offset === undefined || message.offset === null || !known.state) return null;
@@ -458,16 +458,24 @@ function showMessage(message) {
 }
 // A producer may write any number: nanoseconds, for example, exceed a browser's dates.
 const writtenAt = (ms) => (Math.abs(ms) <= 8.64e15 ? new Date(ms).toISOString() : `${ms} ms after 1970, as it was sent`);
-async function loadMessage(message) {
+const loadMessage = ({ topic, partition, offset }) => load("api/message?" + new URLSearchParams({ topic, partition, offset }), (reply) =>
+  [facts([["Key", reply.key === null ? "none" : reply.key], ["Written", reply.timestamp === null ? "no time" : writtenAt(reply.timestamp)], ["Bytes", reply.bytes], ...reply.headers.map(([name, value]) => ["Header " + name, value])]), h("pre", { pre: reply.value === null ? "(no value)" : reply.value })]);
+const inHandler = (item) => ["handler", "in handler", "behind a call"].includes(item.kind || item.state);
+function showStack(item) {
+  if (!known.state || !known.state.stacks || !inHandler(item)) return null;
+  return h("button", { onClick: () => load("api/stacks", (reply) => stacks(reply, item.worker)) }, "Show the stack");
+}
+function stacks(reply, worker) {
+  const found = Object.entries(reply).filter(([name]) => !worker || name === worker);
+  return found.length ? found.map(([name, calls]) => h("pre", { pre: [name + ":", ...calls].join("\n  ") })) : [none("No call is slow now.")];
+}
+async function load(address, show) {
   const into = document.getElementById("message");
   patch(into, [h("p", { class: "dim" }, "Reading …")]);
   let kids;
   try {
-    const answer = await fetch("api/message?" + new URLSearchParams({ topic: message.topic, partition: message.partition, offset: message.offset }));
-    const reply = await answer.json();
-    kids = answer.ok
-      ? [facts([["Key", reply.key === null ? "none" : reply.key], ["Written", reply.timestamp === null ? "no time" : writtenAt(reply.timestamp)], ["Bytes", reply.bytes], ...reply.headers.map(([name, value]) => ["Header " + name, value])]), h("pre", { pre: reply.value === null ? "(no value)" : reply.value })]
-      : [h("p", { class: "bad-text" }, reply.said)];
+    const answer = await fetch(address), reply = await answer.json();
+    kids = answer.ok ? show(reply) : [h("p", { class: "bad-text" }, reply.said)];
   } catch (error) { kids = [h("p", { class: "bad-text" }, "It could not be read: " + error.message)]; }
   if (into.isConnected) patch(into, kids);
 }
@@ -475,10 +483,9 @@ async function loadMessage(message) {
 function actionsOf(item) {
   const { group } = known.route, { member, topic, partition, offset } = item, state = item.kind || item.state;
   if (!group) return null;
-  const inHandler = ["handler", "in handler", "behind a call"].includes(state);
-  const canBeGivenUp = (inHandler || ["parked", "held", "keys"].includes(state)) && offset !== undefined;
+  const canBeGivenUp = (inHandler(item) || ["parked", "held", "keys"].includes(state)) && offset !== undefined;
   return [item.transaction && settle(item.transaction),
-    heard(member) && canBeGivenUp && action("Give up", "give-up", { group, member, topic, partition, offset }), heard(member) && inHandler && action("Stacks", "stacks", { group, member })];
+    heard(member) && canBeGivenUp && action("Give up", "give-up", { group, member, topic, partition, offset }), heard(member) && inHandler(item) && action("Stacks", "stacks", { group, member })];
 }
 function pauseOrResume(item) {
   if (!heard(item.member) || item.partition === undefined) return null;
