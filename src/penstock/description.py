@@ -16,8 +16,7 @@ from penstock.transactions import Coordinator
 _MOST_PARKED = 50
 #: Most pending transactions that are shown, oldest first.
 _MOST_TRANSACTIONS = 50
-#: Seconds in a call after which its stack is shown, and the most lines of a stack.
-_SLOW_S = 3.0
+#: Most calls of a stack that are shown, the innermost ones.
 _MOST_FRAMES = 20
 
 
@@ -39,19 +38,18 @@ def description(
     }
 
 
-def stacks_of_slow_calls(
+def stacks_of_blocking_calls(
     partitions: Iterable[Explanation], stacks: Callable[[Iterable[str]], Mapping[str, str]]
 ) -> dict[str, list[str]]:
-    """Return the stacks of the slow calls that block partitions, by worker: files, lines and functions, no code.
+    """Return the stacks of the calls that block partitions, by worker: files, lines and functions, no code.
 
     Show them only on this machine.
     """
-    calls = [part for part in partitions if part.state in {"in handler", "behind a call"}]
-    slow = {part.worker for part in calls if part.worker is not None and (part.age or 0.0) >= _SLOW_S}
+    workers = {part.worker for part in partitions if part.worker is not None}
     # The second line of a call is source code, which may hold secrets.
     return {
         worker: [line.strip() for line in text.splitlines() if line.startswith('  File "')][-_MOST_FRAMES:]
-        for worker, text in stacks(slow).items()
+        for worker, text in stacks(workers).items()
     }
 
 

@@ -17,7 +17,7 @@ from penstock.consumer.handlers.environment import Lifespan, enter_all
 from penstock.consumer.inspect.explain_server import explain_server
 from penstock.consumer.inspect.statistics import Liveness
 from penstock.consumer.settings import UNCHANGED_SETTINGS, LiveSettings
-from penstock.description import description, stacks_of_slow_calls
+from penstock.description import description, stacks_of_blocking_calls
 from penstock.errors import ConfigurationError, StoppedError
 from penstock.fleet_member import FleetMember, Member
 from penstock.option_list import takes_options
@@ -159,12 +159,13 @@ class RunningApp:
     def explanation(self, name: str, *, with_stacks: bool = False) -> dict[str, Any]:
         """Return the app's state for `penstock explain` and reports, as JSON values: keys as text, bytes escaped.
 
-        Remove the keys before you show it to others. `with_stacks` adds those of slow calls, for this machine only.
+        Remove the keys before you show it to others. `with_stacks` adds the stacks of calls that block partitions. Show
+        them on this machine only.
         """
         partitions = self.explain()
         described = description(name, partitions, self._consumer, self.sinks(), self._coordinator)
         described["commands"] = self._listener is not None
-        return described | ({"stacks": stacks_of_slow_calls(partitions, self.stacks)} if with_stacks else {})
+        return described | ({"stacks": stacks_of_blocking_calls(partitions, self.stacks)} if with_stacks else {})
 
     def stacks(self, workers: Iterable[str] | None = None) -> dict[str, str]:
         """Return the stacks of running handlers by worker name, innermost call last; default: of all workers."""

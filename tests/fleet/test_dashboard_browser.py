@@ -218,10 +218,7 @@ def test_behind_a_proxy_under_a_path_the_page_and_its_actions_work_where_its_add
     for public_url in (f"http://127.0.0.1:{port}/penstock/", None):
         visitors = Visitors(is_loopback=True, public_url=public_url)
         actions = routes(ActionContext("127.0.0.1:1"), TOKEN, visitors)
-        with (
-            serving(Scene(), visitors=visitors, actions=actions) as behind,
-            proxied(behind, port, tmp_path) as url,
-        ):
+        with serving(Scene(), visitors=visitors, actions=actions) as behind, proxied(behind, port, tmp_path) as url:
             page = open_page(f"{url}#/shop")
             expect(page.get_by_role("heading", name="shop")).to_be_visible()
             expect(page.locator("header img")).to_have_js_property("complete", value=True)
@@ -252,5 +249,7 @@ def test_one_process_shows_itself_and_the_message_in_its_way_to_whom_that_is_swi
                 page.get_by_role("button", name="Show the message").click()
                 expect(page.locator("#message")).to_contain_text("<b>the key</b>")
                 expect(page.locator("#message pre")).to_have_text("\\u001b[2Jthe value")
+                page.get_by_role("button", name="Show the stack").click()
+                expect(page.locator("#message pre")).to_contain_text("in pack")
             finally:
                 go_on.set()

@@ -13,6 +13,9 @@ from penstock.errors import ConfigurationError, PenstockError
 from penstock.fleet_member import REPORTS_TOPIC
 from penstock.places import counted
 
+#: Seconds in a handler after which its stack is printed.
+_SLOW_S = 3.0
+
 
 def explain(
     cluster: Reading,
@@ -68,6 +71,7 @@ def _lines(process: int, description: dict[str, Any]) -> list[str]:
     stacks, texts = dict(description.get("stacks", {})), []
     for part in partitions:
         texts.append(f"  {part['text']}" + (f", key {part['key']}" if part.get("key") else ""))
-        # One call may block many partitions: its stack is printed once.
-        texts += [f"    {call}" for call in stacks.pop(part["worker"], ())]
+        if (part["age"] or 0.0) >= _SLOW_S:
+            # One call may block many partitions: its stack is printed once.
+            texts += [f"    {call}" for call in stacks.pop(part["worker"], ())]
     return [head, *texts, *(f"  {sink['text']}" for sink in description["sinks"])]

@@ -65,7 +65,7 @@ class Hub:
         open_source: returns the source; the hub's thread enters it.
         of: the name of the source on the page.
         shown: what the page offers: `messages`, whether it shows the content of messages that it names; `stacks`,
-            whether it shows those of slow calls; `actions`, their names.
+            whether it shows those of blocking calls; `actions`, their names.
     """
 
     def __init__(

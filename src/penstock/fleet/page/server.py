@@ -85,7 +85,7 @@ class PageServer:
         visitors: the access rules; left out, those that fit `address`.
         read_message: returns a message by topic, partition and offset; None if the page hides messages.
         actions: the actions that the page offers.
-        stacks: returns the stacks of slow calls by worker; None if the page hides them.
+        stacks: returns the stacks of blocking calls by worker; None if the page hides them.
 
     Raises:
         ConfigurationError: a package is missing, or the address cannot be used.
@@ -130,7 +130,7 @@ class PageServer:
     def routes(self) -> list[BaseRoute]:
         """Return all routes; a subclass puts further ones before them."""
         answers: dict[str, Endpoint] = {"/api/groups": self._state, "/api/message": self._message}
-        answers |= {"/api/stacks": self._slow}
+        answers |= {"/api/stacks": self._blocking}
         answers |= {f"/{name}": _asset(name) for name in _MEDIA_TYPES}
         answers["/"] = answers.pop("/index.html")
         return [route(path, answer, self.visitors) for path, answer in answers.items()]
@@ -154,8 +154,8 @@ class PageServer:
             raise RefusedError(404, "the page shows only messages that it names: what blocks, is parked or failed")
         return json_answer(await self._messages.run(partial(self._read_message, *place)))
 
-    async def _slow(self, request: Request) -> Response:
-        """Answer with the stacks of slow calls, if the page shows them and no proxy passes the request on."""
+    async def _blocking(self, request: Request) -> Response:
+        """Answer with the stacks of blocking calls, if the page shows them and no proxy passes the request on."""
         if self._stacks is None or "x-forwarded-for" in request.headers or "forwarded" in request.headers:
             raise RefusedError(403, "stacks are hidden; a process shows them at a loopback address, without a proxy")
         return json_answer(await self._states.run(self._stacks))

@@ -52,7 +52,7 @@ class Endpoints(PageServer):
         address: the listening address. Anyone who can reach it sees the names of topics, groups, handlers and hosts.
         metrics: returns the collector of its metrics.
         read_message: returns a message by topic, partition and offset; None if the page hides messages.
-        stacks: returns the stacks of slow calls by worker. The page shows them if its address is a loopback one.
+        stacks: returns the stacks of blocking calls by worker. The page shows them if its address is a loopback one.
 
     Raises:
         ConfigurationError: a package is missing, the address cannot be used, or the meter provider cannot be read.

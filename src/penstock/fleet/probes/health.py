@@ -106,7 +106,7 @@ class Health:
         return self.running.explanation(self._name)
 
     def stacks(self) -> Mapping[str, Sequence[str]]:
-        """Return the stacks of slow calls by worker."""
+        """Return the stacks of the calls that block partitions, by worker."""
         stacks: Mapping[str, Sequence[str]] = {}
         return stacks if self.running is None else self.running.explanation(self._name, with_stacks=True)["stacks"]
 

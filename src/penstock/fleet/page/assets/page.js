@@ -467,7 +467,7 @@ function showStack(item) {
 }
 function stacks(reply, worker) {
   const found = Object.entries(reply).filter(([name]) => !worker || name === worker);
-  return found.length ? found.map(([name, calls]) => h("pre", { pre: [name + ":", ...calls].join("\n  ") })) : [none("No call is slow now.")];
+  return found.length ? found.map(([name, calls]) => h("pre", { pre: [name + ":", ...calls].join("\n  ") })) : [none("The call has ended.")];
 }
 async function load(address, show) {
   const into = document.getElementById("message");
