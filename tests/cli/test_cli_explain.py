@@ -46,10 +46,7 @@ def own_runtime_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_process_answers_explain_and_http_and_names_what_holds_a_partition(
-    broker: DevBroker,
-    new_topic: Callable[..., str],
-    tmp_path: Path,
-    on_broker: Command,
+    broker: DevBroker, new_topic: Callable[..., str], tmp_path: Path, on_broker: Command
 ) -> None:
     topic = new_topic(partitions=1)
     produce(broker.bootstrap_servers, topic, [(b"the key", b"x"), (b"another", b"x")])

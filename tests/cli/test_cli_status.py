@@ -25,11 +25,7 @@ from waiting import wait_until
 
 @pytest.mark.thorough
 def test_the_true_causes_of_stalls_are_named_elsewhere_and_on_the_page(
-    broker: DevBroker,
-    admin: AdminClient,
-    new_topic: Callable[..., str],
-    tmp_path: Path,
-    on_broker: Command,
+    broker: DevBroker, admin: AdminClient, new_topic: Callable[..., str], tmp_path: Path, on_broker: Command
 ) -> None:
     hung, poison, refused, held_back, letters = (new_topic() for _ in range(5))
     reports = f"reports-of-{hung}"

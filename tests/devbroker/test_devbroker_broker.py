@@ -33,9 +33,7 @@ def alive(pid: int) -> bool:
 
 def test_a_missing_topic_is_not_created_by_writing_to_it(broker: DevBroker) -> None:
     errors: list[object] = []
-    producer = Producer(
-        {"bootstrap.servers": broker.bootstrap_servers, "message.timeout.ms": 2000, "log_level": 0},
-    )
+    producer = Producer({"bootstrap.servers": broker.bootstrap_servers, "message.timeout.ms": 2000, "log_level": 0})
 
     producer.produce("never-created", b"x", on_delivery=lambda error, _: errors.append(error))
     producer.flush(30)

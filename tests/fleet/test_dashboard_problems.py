@@ -15,8 +15,6 @@ from penstock.places import age_text
 HELD = {"blocking_offset": 17, "handler": "charge", "in_flight": 4}
 IN_HANDLER = {"state": "in handler", "age": 9.0, "worker": "w"}
 PARKED = {"state": "parked", "due_in": 8.5}
-DUE = {"due_in": 0.0, "age": 0.2}
-MOVES = {"state": "in handler", "age": 0.2}
 CALL = "in handler charge on w for"
 BEHIND = "behind an earlier call of the same key, in charge on w for 61.0 s"
 
@@ -52,7 +50,7 @@ def test_a_cause_is_a_sentence(level: str, sentence: str, extra: dict[str, Any])
     assert sentence in problem.text
 
 
-@pytest.mark.parametrize("extra", [{"state": "queued"}, {"state": "idle"}, PARKED, PARKED | DUE, MOVES])
+@pytest.mark.parametrize("extra", [{"state": "queued"}, PARKED, PARKED | {"due_in": 0.0}, IN_HANDLER | {"age": 0.2}])
 def test_what_moves_is_no_problem(extra: dict[str, Any]) -> None:
     assert told(partition("orders", 3, **HELD, **extra)) == []
 
