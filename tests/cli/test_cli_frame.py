@@ -122,7 +122,7 @@ def test_help_loads_no_engine() -> None:
         "run shop:app --set config=a=b",
         "dlq ls",
         "dlq ls dlq.orders --all",
-        "dlq show dlq.orders:17",
+        f"dlq show dlq.orders --last {10**22}",
         "dlq show dlq.orders:0@1",
         "dlq show dlq.orders:0@-1",
         "dlq show dlq.orders:0@\u0661",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.options import Reading
+from penstock.cli.options import MOST_COUNT, Reading
 from penstock.cli.output import Result, time_text
 from penstock.places import counted
 
@@ -22,7 +22,8 @@ def audit(
     cluster: Reading,
     *,
     last: Annotated[
-        int, typer.Option("--last", min=1, help="The number of newest records to print of each partition.")
+        int,
+        typer.Option("--last", min=1, max=MOST_COUNT, help="The number of newest records to print of each partition."),
     ] = _LAST,
     follow: Annotated[bool, typer.Option("--follow", help="Print later records as well, until Ctrl-C.")] = False,
     details: Annotated[bool, typer.Option("--details", help="Print stacks as well.")] = False,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.options import DryRun, Reading
+from penstock.cli.options import MOST_COUNT, DryRun, Reading
 from penstock.cli.output import Result, Table, content_text, log_to_stderr
 from penstock.errors import ConfigurationError, PenstockError, TopicNotFoundError
 from penstock.places import counted, place_of, place_text, topic_or_place
@@ -67,7 +67,10 @@ def show(
     *,
     topic: TopicOrMessage,
     last: Annotated[
-        int | None, typer.Option(min=1, help="The number of newest dead letters to print, in the order of their time.")
+        int | None,
+        typer.Option(
+            min=1, max=MOST_COUNT, help="The number of newest dead letters to print, in the order of their time."
+        ),
     ] = None,
     payload: Annotated[
         bool, typer.Option("--payload", help="Print key, value, values of headers and the exception's text as well.")

@@ -19,7 +19,9 @@ def lag(
     *,
     group: GroupName,
     topic: Partitions = None,
-    timeout: Annotated[float, typer.Option(min=0.1, help="Timeout in seconds for reading the oldest messages.")] = 15.0,
+    timeout: Annotated[
+        float, typer.Option(min=0.1, max=3600, help="Timeout in seconds for reading the oldest messages.")
+    ] = 15.0,
 ) -> Result:
     """Print the lag of each partition of a group, and the age of its oldest message that is not done.
 

@@ -49,6 +49,8 @@ ConfigFile = Annotated[
     ),
 ]
 
+#: The largest count that an option takes: the Kafka client has no larger ones.
+MOST_COUNT = (1 << 31) - 1
 #: The default in seconds: a command that does one thing and ends does not wait long for brokers.
 CONNECT_TIMEOUT_S = 4.0
 ConnectTimeout = Annotated[

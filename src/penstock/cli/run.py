@@ -31,6 +31,7 @@ def run(
         int | None,
         typer.Option(
             min=1,
+            max=1_000,
             help="Number of processes; a process that dies is restarted. Each has its number, from 1 on, in "
             "PENSTOCK_PROCESS.",
         ),

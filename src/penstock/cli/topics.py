@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.options import CONNECT_TIMEOUT_S, AppOptions, ConnectTimeout, DryRun
+from penstock.cli.options import CONNECT_TIMEOUT_S, MOST_COUNT, AppOptions, ConnectTimeout, DryRun
 from penstock.cli.output import Result, Table
 from penstock.places import counted
 
@@ -18,7 +18,10 @@ def create(
         bool, typer.Option("--all", help="Also create the topics that the app reads, and the topics of its results.")
     ] = False,
     partitions: Annotated[
-        int, typer.Option(min=1, help="With --all: partitions of the topics that the app reads, and of its results.")
+        int,
+        typer.Option(
+            min=1, max=MOST_COUNT, help="With --all: partitions of the topics that the app reads, and of its results."
+        ),
     ] = 1,
     dry_run: DryRun = False,
     connect_timeout: ConnectTimeout = CONNECT_TIMEOUT_S,

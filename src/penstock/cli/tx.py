@@ -34,7 +34,7 @@ _AUTHORS = {
 TransactionId = Annotated[str, typer.Argument(metavar="ID", help="Id of the transaction.")]
 TransactionIds = Annotated[list[str], typer.Argument(metavar="ID...", help="Ids of transactions.")]
 Reason = Annotated[str, typer.Option("--reason", help="The reason, for the audit log.")]
-Timeout = Annotated[float, typer.Option("--timeout", min=0, help="Seconds to wait for the effect.")]
+Timeout = Annotated[float, typer.Option("--timeout", min=0, max=3600, help="Seconds to wait for the effect.")]
 
 
 def ls(
@@ -158,7 +158,7 @@ def create_tables(
         str, typer.Option("--sql", help="The database: sqlite:///FILE or postgresql+psycopg://USER@HOST/NAME.")
     ],
     shards: Annotated[
-        int, typer.Option(min=1, help="Number of shards in new tables; each has one coordinator at a time.")
+        int, typer.Option(min=1, max=10_000, help="Number of shards in new tables; each has one coordinator at a time.")
     ] = 4,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the statements, and create nothing.")] = False,
 ) -> Result:
