@@ -157,11 +157,11 @@ class AccessControl(Cluster):
         ]
         if not wanted:
             raise ConfigurationError(
-                "a right is an operation on something: name operations, as 'read', and "
+                "a permission needs an operation and a resource: name operations, such as 'read', and "
                 "topic=, group=, transactional_id= or cluster=True"
             )
         admins = [clients.admin(node.inside, {}) for node in self._answering()]
-        _done("give a right", admins[0].create_acls([AclBinding(*each) for each in wanted]).values())
+        _done("grant a permission", admins[0].create_acls([AclBinding(*each) for each in wanted]).values())
         exactly = [AclBindingFilter(*each) for each in wanted]
 
         def applied() -> bool:
@@ -171,7 +171,8 @@ class AccessControl(Cluster):
 
         if not ask_again(applied, _ANSWER_TIMEOUT_S, _LOOK_INTERVAL_S):
             raise DevBrokerError(
-                f"the embedded broker did not give a right within {_ANSWER_TIMEOUT_S:g} s; read its log {self.log_path}"
+                f"the embedded broker did not grant a permission within {_ANSWER_TIMEOUT_S:g} s; "
+                f"read its log {self.log_path}"
             )
 
     def asked(self, user: User | str) -> list[AskedRight]:
@@ -207,7 +208,7 @@ class AccessControl(Cluster):
             secret = ScramCredentialInfo(ScramMechanism[MECHANISM.replace("-", "_")], _SCRAM_ITERATIONS)
             change = UserScramCredentialUpsertion(name, secret, security.passwords[name].encode())
             admin = clients.admin(self._answering()[0].inside, {})
-            _done("make a user", admin.alter_user_scram_credentials([change]).values())
+            _done("create a user", admin.alter_user_scram_credentials([change]).values())
         deadline = time.monotonic() + max(_LOGIN_TIMEOUT_S, self._start_timeout_s)
         for node in self._answering():
             try:
@@ -215,7 +216,7 @@ class AccessControl(Cluster):
                 client.list_topics(timeout=max(0.1, deadline - time.monotonic()))
             except KafkaException as error:
                 raise DevBrokerError(
-                    f"the embedded broker at {node.address} does not let a user in: {reason(error)}; "
+                    f"the embedded broker at {node.address} does not accept a user's log-in: {reason(error)}; "
                     f"read its log {node.log_path}"
                 ) from error
         return config
@@ -224,7 +225,7 @@ class AccessControl(Cluster):
         self._require_started()
         if not self._has_acls:
             raise DevBrokerError(
-                "the embedded broker allows everything to everybody: it was started without acls=True; give that"
+                "the embedded broker allows everything: it was started without acls=True; start it with that"
             )
 
 

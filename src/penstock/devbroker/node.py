@@ -125,7 +125,7 @@ class Node:
     def thaw(self) -> None:
         """Continue a frozen process."""
         if self._child is not None and not self._child.resume():
-            raise DevBrokerError(f"{self} did not go on after SIGCONT; look at the machine")
+            raise DevBrokerError(f"{self} did not continue after SIGCONT; look at the machine")
 
     def close(self) -> None:
         """Kill the process if it runs."""

@@ -157,7 +157,7 @@ def check_security(security: Security | None, *, acls: bool) -> None:
     """Raise if options of a broker contradict each other or need a missing library, before anything starts."""
     if acls and security is None:
         kinds = ", ".join(repr(kind.value) for kind in Security)
-        raise ConfigurationError(f"acls=True needs users to tell apart: give security= too, one of {kinds}")
+        raise ConfigurationError(f"acls=True needs users: give security= too, one of {kinds}")
     if security is not None and security.has_tls and importlib.util.find_spec("trustme") is None:
         raise DevBrokerError(
             "the embedded broker makes its certificates with the package trustme, which is not installed; "

@@ -31,8 +31,8 @@ OWNED_SETTINGS = {
     "log.dir": "choose the folder with data_dir=",
     "log.dirs": "choose the folder with data_dir=",
     "metadata.log.dir": "choose the folder with data_dir=",
-    "authorizer.class.name": "ask for rights with acls=True",
-    "super.users": "the embedded broker has one of its own, admin_config",
+    "authorizer.class.name": "switch permissions on with acls=True",
+    "super.users": "the embedded broker has its own administrator, admin_config",
 }
 
 _DEFAULTS = {
