@@ -46,9 +46,9 @@ def plan(flights: Sequence[Flight], seed: int) -> Plan:
     of_first_sender = [flight for flight in departed if share_of(flight, SENDERS) == 0 and not left_unknown(flight)]
     if not of_first_sender or len(departed) == 1:
         raise ConfigurationError(
-            f"the input has {len(flights)} flights, {len(departed)} of them departed with a key, of which the first "
-            f"sender decides {len(of_first_sender)}: it needs one to die at, and the demo another to plant as poison; "
-            "give a file with more flights, or other --key and --status columns"
+            f"the input has {len(flights)} flights; {len(departed)} departed and have a key, and the first sender "
+            f"decides {len(of_first_sender)} of these. The demo needs one of those to kill the sender, and another "
+            "departed one as poison; give a file with more flights, or other --key and --status columns"
         )
     killed = of_first_sender[len(of_first_sender) // 3].sequence
     others = [flight.sequence for flight in departed if flight.sequence != killed]

@@ -114,18 +114,18 @@ class Node:
         if self._child is not None and self._child.wait(after_s) is None:
             self._child.signal(signal.SIGKILL)
             if self._child.wait(STOP_TIMEOUT_S) is None:
-                raise DevBrokerError(f"{self} did not end when it was killed; look at the machine")
+                raise DevBrokerError(f"{self} did not end after SIGKILL; check the machine")
 
     def freeze(self) -> None:
         """Stop the process and return when all its threads are stopped."""
         if self._child is None or not self._child.suspend():
             why = "has ended, so it cannot be frozen; restart() brings it back"
-            raise DevBrokerError(f"{self} {'did not stop; look at the machine' if self.runs else why}")
+            raise DevBrokerError(f"{self} {'did not stop; check the machine' if self.runs else why}")
 
     def thaw(self) -> None:
         """Continue a frozen process."""
         if self._child is not None and not self._child.resume():
-            raise DevBrokerError(f"{self} did not continue after SIGCONT; look at the machine")
+            raise DevBrokerError(f"{self} did not continue after SIGCONT; check the machine")
 
     def close(self) -> None:
         """Kill the process if it runs."""

@@ -105,8 +105,8 @@ class IcebergSink(LakeSink[Table]):
             if _LEDGER not in table.properties:
                 return {}
         raise SinkError(
-            f"no snapshot of {self._target} holds the ledger that it had: it was replaced or rolled back to before its "
-            "first batch, or the snapshot and the metadata files of its time have expired; compare the table with the "
+            f"no snapshot of {self._target} holds the ledger any longer: the table was replaced or rolled back to "
+            "before its first batch, or that snapshot and its metadata files have expired; compare the table with the "
             f"topic, then ALTER TABLE ... UNSET TBLPROPERTIES ('{_LEDGER}') and set the ledger's entries"
         )
 

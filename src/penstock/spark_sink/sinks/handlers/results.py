@@ -89,13 +89,13 @@ class ResultRows:
         name = items[0][0].assignment.route.handler.name
         if not self.publishes:
             raise SinkError(
-                f"{name} returned messages, and this HandlerSink has no name under which it could remember what it "
-                "has published; give it name=... (and bootstrap_servers), or return None"
+                f"{name} returned messages, but this HandlerSink has no name, by which the ledger knows published "
+                "results; give it name=... (and bootstrap_servers), or return None"
             )
         if len(items) > 1:
             raise SinkError(
-                f"{name} returned messages for its batch as a whole, which the ledger cannot publish once: return a "
-                "list with what is for each message, as [[...], None, ...]"
+                f"{name} returned messages for its batch as a whole, which the ledger cannot publish exactly once: "
+                "return a list with the results of each message, as [[...], None, ...]"
             )
         record = items[-1][2]
         position = (record.topic(), record.partition(), record.offset())

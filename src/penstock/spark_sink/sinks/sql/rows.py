@@ -145,11 +145,11 @@ class StagingTask:
             yield "is part of the key and is NULL", _where(column.is_null())
         if pa.types.is_floating(kind):
             if "NaN" in unknown:
-                yield "is NaN, which the database does not know", _where(pc.is_nan(column))
+                yield "is NaN, which the database cannot store", _where(pc.is_nan(column))
             if "infinity" in unknown:
-                yield "is infinite, which the database does not know", _where(pc.is_inf(column))
+                yield "is infinite, which the database cannot store", _where(pc.is_inf(column))
         if pa.types.is_timestamp(kind) or pa.types.is_date32(kind):
-            yield "is out of the years 1 to 9999", _out_of_calendar(column)
+            yield "is outside the years 1 to 9999", _out_of_calendar(column)
         if pa.types.is_string(kind) or pa.types.is_large_string(kind):
             wrong = _not_utf8(column)
             if wrong:

@@ -164,8 +164,8 @@ def copied_rows(connection: sa.Connection, stage: sa.Table, copied: Mapping[int,
     found: dict[int, int] = {row[0]: row[1] for row in connection.execute(counted)}
     if any(found.get(number, 0) != rows for number, rows in copied.items()):
         raise SinkError(
-            f"the staging table {stage.name} holds {sum(found.values())} rows where its tasks had copied "
-            f"{sum(copied.values())}; somebody has changed it, or PostgreSQL has crashed, which empties it; nothing "
-            "was stored, and Spark hands the batch over again when the query is started again"
+            f"the staging table {stage.name} holds {sum(found.values())} rows, but its tasks copied "
+            f"{sum(copied.values())}; another program changed it, or PostgreSQL crashed, which empties it; nothing "
+            "was stored, and Spark repeats the batch at the next start of the query"
         )
     return sa.select(*(column for column in stage.c if column.name != ATTEMPT)).where(of_attempts).subquery()

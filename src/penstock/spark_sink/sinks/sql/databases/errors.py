@@ -99,11 +99,10 @@ def refused(
         facts += [_without_users(line, url) for line in str(origin).strip().splitlines()[:1]]
     if kind is ErrorKind.MISFIT:
         facts.append("the table does not fit the frame")
-    what = "a look at the schema" if batch_id is None else f"batch {batch_id}"
+    what = "a check of the schema" if batch_id is None else f"batch {batch_id}"
     text = (
         f"{what} was refused by table {table} at {shown(url)}: "
-        f"{', '.join(facts)}; nothing of the batch was stored, and Spark hands it over again when the query is "
-        "started again"
+        f"{', '.join(facts)}; nothing of the batch was stored, and Spark repeats it at the next start of the query"
     )
     if kind is ErrorKind.RIGHT:
         return MissingRightError.from_text(f"{text}; {_NEEDED}")

@@ -174,8 +174,8 @@ class MySql(Database):
         ]
         collations = {name: _collation_of(held[name]["type"], options) for name in key if name in held}
         return found + [
-            f"column {name} of the key has the collation {collation}, by which texts are equal that differ, in case "
-            "say, or that lacks characters; give it a binary one of utf8mb4, such as utf8mb4_bin"
+            f"column {name} of the key has the collation {collation}, which regards different texts as equal, such as "
+            "A and a, or lacks characters; give it a binary one of utf8mb4, such as utf8mb4_bin"
             for name, collation in collations.items()
             if collation is not None and not re.fullmatch("utf8mb4.*_bin", collation)
         ]
