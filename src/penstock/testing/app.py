@@ -83,9 +83,9 @@ class TestApp:
         self._patterns = TopicPatterns(app.patterns, app.handlers, app._left_out)  # noqa: SLF001 - it runs its parts
         self._handler_timeout = handler_timeout
         self._consumer: SteppedConsumer | None = None
-        self._around = ExitStack()
+        self._lifespans = ExitStack()
         # The group keeps the partitions of a killed process until then.
-        self._session_over = 0.0
+        self._session_end = 0.0
 
     @property
     def clock(self) -> Clock:
@@ -111,13 +111,13 @@ class TestApp:
         # here can write results twice.
         settings = replace(app._settings, exactly_once=False)  # noqa: SLF001 - as above
         self.broker.ensure_topics(TopicSpec(topic, self._partitions) for topic in self._topics)
-        made_of = (app.name, app.handlers, settings, self.broker, app._middlewares)  # noqa: SLF001 - as above
-        consumer = SteppedConsumer(*made_of, context=context, patterns=self._patterns, wait=self._wait)
+        arguments = (app.name, app.handlers, settings, self.broker, app._middlewares)  # noqa: SLF001 - as above
+        consumer = SteppedConsumer(*arguments, context=context, patterns=self._patterns, wait=self._wait)
         consumer.engine.executor = self._calls = HandlerCalls(consumer.engine, self._handler_timeout)
         self._consumer = consumer
         try:
             run_async = None if self._calls.tasks is None else self._calls.tasks.run_now
-            context.state = enter_all(app._lifespans, self._around, run_async)  # noqa: SLF001 - as above
+            context.state = enter_all(app._lifespans, self._lifespans, run_async)  # noqa: SLF001 - as above
             consumer.connect()
             if consumer.engine.telemetry is not None:
                 consumer.engine.telemetry.observe(self.statistics)
@@ -143,9 +143,9 @@ class TestApp:
             loop.begin_drain()
             over = False
             while not over:
-                before = self._traces()
+                before = self._progress()
                 over = loop.drain_step()
-                if not self._went_on(before) and not over:
+                if not self._made_progress(before) and not over:
                     self._move(min(loop.stop_request.end_by, consumer.next_due()))
             if loop.stop_request.failure is not None:
                 raise loop.stop_request.failure
@@ -164,13 +164,13 @@ class TestApp:
             if tasks is not None:
                 tasks.cancel_all()
             if is_killed:
-                self._around.pop_all()
+                self._lifespans.pop_all()
             elif consumer.engine.telemetry is not None:
                 consumer.engine.telemetry.close()
             for resource in self.app._resources:  # noqa: SLF001 - as above
                 resource.close()
             try:
-                self._around.close()
+                self._lifespans.close()
             finally:
                 if tasks is not None:
                     tasks.close()
@@ -183,7 +183,7 @@ class TestApp:
         consumer = self._running()
         consumer.client.kill()
         session_ms = float(consumer.engine.settings.client_config("").get("session.timeout.ms", _SESSION_MS))
-        self._session_over = self.clock.monotonic() + session_ms / 1000
+        self._session_end = self.clock.monotonic() + session_ms / 1000
         self._end(is_killed=True)
 
     def restart(self) -> None:
@@ -192,7 +192,7 @@ class TestApp:
         After a crash the clock first moves until the group has noticed it: `session.timeout.ms`, 15 s by default.
         """
         self.stop()
-        self._move(self._session_over)
+        self._move(self._session_end)
         self.start()
 
     def __enter__(self) -> Self:
@@ -237,13 +237,13 @@ class TestApp:
             raise StoppedError(f"app {self.app.name} is still starting; settle once it has started")
         quiet = 0
         for _ in range(_MAX_TURNS):
-            before = self._traces()
+            before = self._progress()
             consumer.step(loop.step)
-            went_on = self._went_on(before)
+            made_progress = self._made_progress(before)
             if loop.stop_request.failure is not None:
                 self._end()
                 raise loop.stop_request.failure
-            quiet = 0 if went_on else quiet + 1
+            quiet = 0 if made_progress else quiet + 1
             if quiet == _QUIET_TURNS:
                 return
         raise PenstockError(
@@ -292,9 +292,9 @@ class TestApp:
     def give_up(self, topic: str, partition: int, offset: int) -> str:
         """Give up the message that blocks a partition, as `RunningApp.give_up` does, and settle."""
         giving_up = GivingUp(self._running().engine, self.broker, self.explain)
-        asked = giving_up.ask(topic, partition, offset)
+        request = giving_up.ask(topic, partition, offset)
         self.settle()
-        return giving_up.wait(asked)
+        return giving_up.wait(request)
 
     def committed(self, topic: str) -> dict[int, int]:
         """Return the group's committed offset of each partition. A new process starts there.
@@ -322,10 +322,10 @@ class TestApp:
         if handler is None:
             known = ", ".join((*self.app.handlers, *self.app.patterns))
             raise ConfigurationError(f"app {self.app.name} does not consume {topic}; name one of {known}")
-        letters = handler.dead_letter_topic_of(topic)
+        dead_letter_topic = handler.dead_letter_topic_of(topic)
         # An app with on_failure="dead_letter" creates the topic when it starts.
-        self.broker.ensure_topics([TopicSpec(letters, self._partitions)])
-        return self.published(letters)
+        self.broker.ensure_topics([TopicSpec(dead_letter_topic, self._partitions)])
+        return self.published(dead_letter_topic)
 
     def _running(self) -> SteppedConsumer:
         if self._consumer is None:
@@ -334,14 +334,14 @@ class TestApp:
 
     def _wait(self, seconds: float) -> None:
         """Run tasks for a rebalance callback that waits for handlers; without tasks, move the clock."""
-        if not self._calls.go_on():
+        if not self._calls.run_tasks():
             self.broker.advance(seconds)
 
-    def _went_on(self, before: tuple[object, ...]) -> bool:
+    def _made_progress(self, before: tuple[object, ...]) -> bool:
         """Run handlers as far as they get. Return whether one ran, or the poll loop did something since `before`."""
-        return self._calls.work() or self._traces() != before
+        return self._calls.work() or self._progress() != before
 
-    def _traces(self) -> tuple[object, ...]:
+    def _progress(self) -> tuple[object, ...]:
         """Return values that change whenever the poll loop does something."""
         engine = self._running().engine
         publisher = engine.dead_letter_publisher
@@ -357,8 +357,8 @@ class TestApp:
         self.broker.advance(max(0.0, until - self.clock.monotonic()))
 
 
-def _bytes(given: bytes | str | None) -> bytes | None:
-    return given.encode() if isinstance(given, str) else given
+def _bytes(text: bytes | str | None) -> bytes | None:
+    return text.encode() if isinstance(text, str) else text
 
 
 def _message(record: ClientMessage) -> Message:

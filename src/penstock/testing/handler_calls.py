@@ -35,7 +35,7 @@ _CANCEL_S = 0.5
 
 
 class HandlerCalls(Executor):
-    """Calls the handlers of a consumer, only in `work` and `go_on`. For one thread."""
+    """Calls the handlers of a consumer, only in `work` and `run_tasks`. For one thread."""
 
     def __init__(self, engine: Engine, handler_timeout: float) -> None:
         self._engine = engine
@@ -61,9 +61,9 @@ class HandlerCalls(Executor):
                 while (lane := engine.scheduler.take(queue, slot.owed_s)) is not None:
                     worked = True
                     serve(lane, slot, cast("LaneProcessor", self._processor))
-        return self.go_on() or worked
+        return self.run_tasks() or worked
 
-    def go_on(self) -> bool:
+    def run_tasks(self) -> bool:
         """Run the tasks of `async def` handlers for a moment. Return whether there are any."""
         with calling_handlers_of(self._engine.group):
             return self.tasks is not None and self.tasks.work()
@@ -135,8 +135,8 @@ class SteppedTasks(TaskPool):
         self._context = Context()
         self._handler_timeout = handler_timeout
         # The messages in the handlers at the last progress of any handler, and the time of that progress.
-        self._under_way: list[int] = []
-        self._moved_at = 0.0
+        self._running: list[int] = []
+        self._progress_at = 0.0
 
     def run_now(self, awaitable: Awaitable[ResultT]) -> ResultT:
         """Run an awaitable on the loop and return its result."""
@@ -153,20 +153,20 @@ class SteppedTasks(TaskPool):
         """
         self._pump()
         if not self._tasks:
-            self._under_way = []
+            self._running = []
             return False
         self._loop.run_until_complete(
             asyncio.wait(set(self._tasks), timeout=_POLL_S, return_when=asyncio.FIRST_COMPLETED)
         )
         # By identity: the client's records compare all their contents.
-        under_way = [id(slot.record) for slot in self.slots]
-        if under_way != self._under_way:
-            self._under_way, self._moved_at = under_way, time.monotonic()
-        elif self._tasks and time.monotonic() - self._moved_at > self._handler_timeout:
+        running = [id(slot.record) for slot in self.slots]
+        if running != self._running:
+            self._running, self._progress_at = running, time.monotonic()
+        elif self._tasks and time.monotonic() - self._progress_at > self._handler_timeout:
             fetches = [fetch for slot in self.slots for fetch in (slot.fetches or (slot.fetch,))]
             names = {str(fetch.assignment) for fetch in fetches if fetch is not None}
             count = len(self._tasks)
-            self._leave_behind()
+            self._abandon()
             raise PenstockError(
                 f"{count} `async def` handlers have not ended within {self._handler_timeout:g} s, for messages of "
                 f"{', '.join(sorted(names))}; their time is real: give the TestApp a longer handler_timeout=, or let "
@@ -174,7 +174,7 @@ class SteppedTasks(TaskPool):
             )
         return True
 
-    def _leave_behind(self) -> None:
+    def _abandon(self) -> None:
         """Cancel the running handlers, so that the test can end, or go on without their lanes."""
         for slot in self.slots:
             # As abandoned tasks: they return no lane, so the hanging message does not start again.

@@ -105,10 +105,10 @@ class SteppedConsumer:
         self.loop.membership.join()
         return self.loop
 
-    def step(self, take: Callable[[], object]) -> None:
+    def step(self, step_once: Callable[[], object]) -> None:
         """Run a step of the poll loop. Its errors stop the consumer, as on the poll thread."""
         try:
-            take()
+            step_once()
         except PenstockError as error:
             self.engine.fail(error)
 

@@ -27,15 +27,15 @@ from penstock.testing.memory.state import BrokerState
 T = TypeVar("T")
 
 
-class Answered(Generic[T]):
+class ReadyAnswer(Generic[T]):
     """An answer that is available at once."""
 
     def __init__(self, found: T) -> None:
-        self._found = found
+        self._value = found
 
     def answer(self) -> T:
         """Return the answer."""
-        return self._found
+        return self._value
 
     wait = answer
 
@@ -105,23 +105,23 @@ class TestBroker(BrokerState, Cluster):
         """Return no limits: no message is too large here."""
         return {}
 
-    def ask_topic_ids(self, topics: Iterable[str]) -> Answered[TopicIds]:
+    def ask_topic_ids(self, topics: Iterable[str]) -> ReadyAnswer[TopicIds]:
         """Return which topics exist, with their ids."""
         with self.lock:
             known, wanted, missing = dict(self._ids), list(topics), set(self.missing_rights)
         absent = frozenset(topic for topic in wanted if topic not in known)
         ids = {topic: known[topic] for topic in wanted if topic in known}
         unreadable = frozenset(topic for topic in wanted if topic_right(RightOperation.READ, topic) in missing)
-        return Answered(TopicIds(ids, absent, dict.fromkeys(absent, "no such topic"), unreadable))
+        return ReadyAnswer(TopicIds(ids, absent, dict.fromkeys(absent, "no such topic"), unreadable))
 
-    def ask_readable_ends(self, places: Sequence[tuple[str, int]]) -> Answered[Mapping[tuple[str, int], int]]:
+    def ask_readable_ends(self, places: Sequence[tuple[str, int]]) -> ReadyAnswer[Mapping[tuple[str, int], int]]:
         """Return the ends of partitions for readers of committed messages."""
         with self.lock:
-            return Answered({place: self._log(*place).last_stable for place in places})
+            return ReadyAnswer({place: self._log(*place).last_stable for place in places})
 
-    def in_background(self, what: str, work: Callable[[], T]) -> Answered[T]:  # noqa: ARG002 - a cluster's method takes it
+    def in_background(self, what: str, work: Callable[[], T]) -> ReadyAnswer[T]:  # noqa: ARG002 - a cluster's method takes it
         """Run `work` at once."""
-        return Answered(work())
+        return ReadyAnswer(work())
 
     def transactional_writer(
         self,
@@ -140,12 +140,12 @@ class TestBroker(BrokerState, Cluster):
             if (at := found.get((partition.topic, partition.partition))) is not None
         ]
 
-    def ask_rights(self, needed: Iterable[Right]) -> Answered[Rights]:
+    def ask_rights(self, needed: Iterable[Right]) -> ReadyAnswer[Rights]:
         """Return which permissions are missing."""
         with self.lock:
             wanted, missing = list(needed), set(self.missing_rights)
         lacked = tuple(right for right in wanted if right in missing)
-        return Answered(Rights(tuple(right for right in wanted if right not in missing), lacked))
+        return ReadyAnswer(Rights(tuple(right for right in wanted if right not in missing), lacked))
 
     # Groups
 

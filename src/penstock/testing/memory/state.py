@@ -34,7 +34,7 @@ class BrokerState:
         # All logs by topic and partition.
         self.logs: dict[Place, PartitionLog] = {}
         self.coordinator = Coordinator(self._clock, self.logs, self._places, self.chance)
-        self._turn: Counter[str] = Counter()
+        self._next_turn: Counter[str] = Counter()
         self._made = 0
         # The id of each topic; a recreated topic gets a new one.
         self._ids: dict[str, str] = {}
@@ -151,8 +151,8 @@ class BrokerState:
             if key is not None:
                 partition = crc32(key) % count
             else:
-                partition = self._turn[topic] % count
-                self._turn[topic] += 1
+                partition = self._next_turn[topic] % count
+                self._next_turn[topic] += 1
         if timestamp_ms is None:
             timestamp_ms = int(self._clock.time() * 1000)
         return self._log(topic, partition).append(value, key, headers, timestamp_ms, owner)

@@ -55,17 +55,17 @@ class MemoryConsumer(GroupClient):
         closed, or if there are no messages and it would wait for ever, without a timeout.
         """
         self._require_open()
-        found = self._turn(num_messages)
+        found = self._poll_once(num_messages)
         if found or timeout == 0:
             return found
         if timeout < 0:
             raise RuntimeError("nothing is there, and on a test broker nobody else will bring it; give a timeout")
         self._clock.sleep(timeout)
-        return self._turn(num_messages)
+        return self._poll_once(num_messages)
 
-    def _turn(self, wanted: int) -> list[Message]:
+    def _poll_once(self, wanted: int) -> list[Message]:
         fetcher = self._fetcher
-        early: list[Message] = []
+        taken: list[Message] = []
         before: dict[Place, FetchedPartition] = {}
         with self._state.lock:
             now = self._tick()
@@ -79,11 +79,11 @@ class MemoryConsumer(GroupClient):
                 if member.change is not None and wanted > 1 and self._state.chance.getrandbits(1):
                     # The callbacks interrupt the call: some messages are taken, but not returned yet.
                     before = dict(fetcher.assigned)
-                    early = fetcher.take(self._state.chance.randrange(wanted))
+                    taken = fetcher.take(self._state.chance.randrange(wanted))
         self._serve()
         with self._state.lock:
             # Drop messages of partitions that the callbacks unassigned.
-            found = [record for record in early if fetcher.assigned.get(_place(record)) is before.get(_place(record))]
+            found = [record for record in taken if fetcher.assigned.get(_place(record)) is before.get(_place(record))]
             while self._errors and len(found) < wanted:
                 found.append(self._errors.popleft())
             if not self._cut_off:

@@ -99,8 +99,8 @@ class Fetcher:
         if part.next < 0:
             self._begin(part, log)
         if not part.stopped and not log.start <= part.next <= log.end:
-            why = "fetch failed due to requested offset not available on the broker: Broker: Offset out of range"
-            self._go_by_policy(part, log, why)
+            reason = "fetch failed due to requested offset not available on the broker: Broker: Offset out of range"
+            self._reset_position(part, log, reason)
         if part.stopped or part.next >= log.end:
             return
         fault = self._state.faults.take(Operation.FETCH)
@@ -121,11 +121,11 @@ class Fetcher:
         else:
             stored = self._state.coordinator.offsets.get(self._group, {}).get(part.place)
             if stored is None:
-                self._go_by_policy(part, log, "no previously committed offset available: Local: No offset stored")
+                self._reset_position(part, log, "no previously committed offset available: Local: No offset stored")
             else:
                 part.next = stored.offset
 
-    def _go_by_policy(self, part: FetchedPartition, log: PartitionLog, why: str) -> None:
+    def _reset_position(self, part: FetchedPartition, log: PartitionLog, reason: str) -> None:
         if self._reset in ("earliest", "smallest", "beginning"):
             part.next = log.start
         elif self._reset in ("latest", "largest", "end"):
@@ -133,7 +133,7 @@ class Fetcher:
         else:
             part.stopped = True
             offset = part.next if part.next >= 0 else None
-            self._put_error(part, KafkaError(codes.AUTO_OFFSET_RESET, why), offset)
+            self._put_error(part, KafkaError(codes.AUTO_OFFSET_RESET, reason), offset)
 
     def end_of(self, log: PartitionLog) -> int:
         """Return the end of a log for this client's isolation level."""

@@ -86,18 +86,18 @@ class GroupClient:
         """Join the group. `poll`, `consume` and `close` call the callbacks."""
         self._require_open()
         self._callbacks = {"assign": on_assign, "revoke": on_revoke, "lost": on_lost}
-        self._want(topics)
+        self._change_topics(topics)
 
     def unsubscribe(self) -> None:
         """Drop all topics. A callback revokes the assigned partitions."""
         self._require_open()
-        self._want(())
+        self._change_topics(())
 
     def memberid(self) -> str:
         """Return the member id from the coordinator, or an empty string."""
         return "" if self._member is None else self._member.name
 
-    def _want(self, topics: Sequence[str]) -> None:
+    def _change_topics(self, topics: Sequence[str]) -> None:
         """Join the group, or stay in it with other topics."""
         with self._state.lock:
             self._topics = list(topics)
@@ -129,12 +129,12 @@ class GroupClient:
                 with self._state.lock:
                     self._join()
         elif member.gone is not None:
-            self._lose(member, member.gone)
+            self._serve_eviction(member, member.gone)
         elif member.change is not None:
             self._serve_change(member, member.change)
 
-    def _lose(self, member: Member, why: Gone) -> None:
-        if why is Gone.POLL_INTERVAL and not self._reported_eviction:
+    def _serve_eviction(self, member: Member, reason: Gone) -> None:
+        if reason is Gone.POLL_INTERVAL and not self._reported_eviction:
             # The error is returned first, and the next call calls the callback.
             self._reported_eviction = True
             text = f"Application maximum poll interval ({member.poll_s * 1000:.0f}ms) exceeded"
@@ -279,13 +279,13 @@ class GroupClient:
         self._drop("revoke" if is_member else "lost", list(self._fetcher.assigned))
         with self._state.lock:
             if self._cut_off or self._coordinator.away:
-                self._hear_no_more()
+                self._stop_heartbeats()
             elif member is not None:
                 self._coordinator.group(self._group).leave(member)
         self._serve_answers()
         self._closed = True
 
-    def _hear_no_more(self) -> None:
+    def _stop_heartbeats(self) -> None:
         """Stop the heartbeats of this client. Its session then ends by the clock."""
         if self._member is not None and self._member.unheard_since is None:
             self._member.unheard_since = self._clock.monotonic()
@@ -296,13 +296,13 @@ class GroupClient:
         """End the client as if its process were killed: no callbacks, and no leave request, so the session runs out."""
         with self._state.lock:
             self._closed = True
-            self._hear_no_more()
+            self._stop_heartbeats()
 
     def cut_off(self) -> None:
         """Keep its requests from the broker until `heal`. Its session ends by the clock."""
         with self._state.lock:
             self._cut_off = True
-            self._hear_no_more()
+            self._stop_heartbeats()
 
     def heal(self) -> None:
         """Connect it to the broker again. Its held requests arrive, in order."""

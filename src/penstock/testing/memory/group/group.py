@@ -111,8 +111,8 @@ class Group:
             self.rebalance()
 
     @staticmethod
-    def _dismiss(member: Member, why: Gone) -> None:
-        member.gone, member.change = why, None
+    def _dismiss(member: Member, reason: Gone) -> None:
+        member.gone, member.change = reason, None
 
     def rebalance(self, *, shuffle: bool = False) -> None:
         """Prepare a generation. With `shuffle`, partitions go to random members, whoever owns them now."""
@@ -151,13 +151,13 @@ class Group:
         topics = {name: self.members[name].topics for name in names}
         places = self._places({topic for wanted in topics.values() for topic in wanted})
         shares = _assign(topics, claims, places)
-        owner = {place: name for name, mine in held.items() for place in mine}
+        owner = {place: name for name, owned in held.items() for place in owned}
         for name, member in self.members.items():
-            given = tuple(place for place in shares[name] if owner.get(place, name) == name)
-            member.generation, member.assigned = self.generation, given
-            kept = set(given)
+            assigned = tuple(place for place in shares[name] if owner.get(place, name) == name)
+            member.generation, member.assigned = self.generation, assigned
+            kept = set(assigned)
             revoked = tuple(place for place in member.owned if place not in kept)
-            added = tuple(place for place in given if place not in member.owned)
+            added = tuple(place for place in assigned if place not in member.owned)
             member.change = Change(revoked, added)
 
 
@@ -171,8 +171,8 @@ def _assign(
     topics = {name: frozenset(wanted) for name, wanted in members.items()}
     existing = sorted(places)
     owners: dict[Place, str] = {}
-    for name, mine in held.items():
-        for place in mine:
+    for name, owned in held.items():
+        for place in owned:
             if place in existing and place[0] in topics[name]:
                 owners.setdefault(place, name)
     load = Counter(owners.values())
