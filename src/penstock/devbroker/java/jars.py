@@ -18,8 +18,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from penstock.devbroker.java.runtime import JavaRuntime
-from penstock.devbroker.java.trust import trust_options
+from penstock.devbroker.java.runtime import JavaRuntime, trust_options
 from penstock.errors import DevBrokerError
 
 #: The environment may name another version. 4.3 and 4.4 omit the markers of a Kafka transaction if a partition has no
