@@ -37,7 +37,7 @@ _LOGIN_TIMEOUT_S = 60.0
 
 #: Seconds for a broker to answer an administrator's request, and to apply it.
 _ANSWER_TIMEOUT_S = 30.0
-_LOOK_INTERVAL_S = 0.005
+_POLL_INTERVAL_S = 0.005
 
 #: The minimum that Kafka accepts: these passwords guard nothing.
 _SCRAM_ITERATIONS = 4096
@@ -48,7 +48,7 @@ _CLUSTER = "kafka-cluster"
 _RESOURCES = {"Topic": "topic", "Group": "group", "TransactionalId": "transactional_id", "Cluster": "cluster"}
 
 #: A line of Kafka's `StandardAuthorizerData.buildAuditMessage`.
-_ASKED = re.compile(
+_AUDIT_LINE = re.compile(
     r"Principal = User:(?P<user>.+?) is (?P<verdict>Allowed|Denied) operation = (?P<operation>\w+) "
     r"from host = \S+ on resource = (?P<resource>\w+):LITERAL:(?P<name>.*?) for request = (?P<request>\w+) "
 )
@@ -110,7 +110,7 @@ class AccessControl(Cluster):
                 "give DevBroker(security='sasl_ssl') or another kind"
             )
         self._security.add(name, password)
-        return User(name, self._let_in(self._security, name))
+        return User(name, self._register(self._security, name))
 
     def allow(
         self,
@@ -148,7 +148,7 @@ class AccessControl(Cluster):
             (ResourceType.TRANSACTIONAL_ID, transactional_id, pattern),
             (ResourceType.BROKER, _CLUSTER if cluster else None, ResourcePatternType.LITERAL),
         ]
-        principal, everywhere, allowed = f"User:{_name(user)}", "*", AclPermissionType.ALLOW
+        principal, everywhere, allowed = f"User:{_user_name(user)}", "*", AclPermissionType.ALLOW
         wanted: list[tuple[Any, ...]] = [
             (*resource, principal, everywhere, operation, allowed)
             for resource in named
@@ -161,15 +161,15 @@ class AccessControl(Cluster):
                 "topic=, group=, transactional_id= or cluster=True"
             )
         admins = [clients.admin(node.inside, {}) for node in self._answering()]
-        _done("grant a permission", admins[0].create_acls([AclBinding(*each) for each in wanted]).values())
+        _require_done("grant a permission", admins[0].create_acls([AclBinding(*each) for each in wanted]).values())
         exactly = [AclBindingFilter(*each) for each in wanted]
 
         def applied() -> bool:
             """Return whether all brokers know the permissions: the controller, which answered, knows them first."""
-            asked = (admin.describe_acls(each) for admin in admins for each in exactly)
-            return all(answered(question, _ANSWER_TIMEOUT_S) for question in asked)
+            requests = (admin.describe_acls(each) for admin in admins for each in exactly)
+            return all(answered(request, _ANSWER_TIMEOUT_S) for request in requests)
 
-        if not ask_again(applied, _ANSWER_TIMEOUT_S, _LOOK_INTERVAL_S):
+        if not ask_again(applied, _ANSWER_TIMEOUT_S, _POLL_INTERVAL_S):
             raise DevBrokerError(
                 f"the embedded broker did not grant a permission within {_ANSWER_TIMEOUT_S:g} s; "
                 f"read its log {self.log_path}"
@@ -188,27 +188,27 @@ class AccessControl(Cluster):
         logs = [node.authorizer_log_path for node in self._nodes]
         text = "".join(path.read_text(errors="replace") for path in logs if path.exists())
         # Thousands of lines belong to other users: the expression is only applied to this user's lines.
-        lines = (line for line in text.splitlines() if f"Principal = User:{_name(user)} is " in line)
-        asked: dict[AskedRight, None] = {}
-        for found in map(_ASKED.search, lines):
+        lines = (line for line in text.splitlines() if f"Principal = User:{_user_name(user)} is " in line)
+        permissions: dict[AskedRight, None] = {}
+        for found in map(_AUDIT_LINE.search, lines):
             if found is not None:
                 resource, allowed = _RESOURCES.get(found["resource"], found["resource"]), found["verdict"] == "Allowed"
-                asked[AskedRight(found["operation"], resource, found["name"], allowed, found["request"])] = None
-        return list(asked)
+                permissions[AskedRight(found["operation"], resource, found["name"], allowed, found["request"])] = None
+        return list(permissions)
 
-    def _let_users_in(self) -> None:
+    def _register_users(self) -> None:
         if self._security is not None:
             for name in self._security.passwords if self._security.kind.has_passwords else (ADMIN,):
-                self._let_in(self._security, name)
+                self._register(self._security, name)
 
-    def _let_in(self, security: ClientSecurity, name: str) -> dict[str, str]:
+    def _register(self, security: ClientSecurity, name: str) -> dict[str, str]:
         """Register a user, wait until it can log in to each broker that can answer, and return its settings."""
         config = security.client_settings(name)
         if security.kind.has_passwords:
             secret = ScramCredentialInfo(ScramMechanism[MECHANISM.replace("-", "_")], _SCRAM_ITERATIONS)
             change = UserScramCredentialUpsertion(name, secret, security.passwords[name].encode())
             admin = clients.admin(self._answering()[0].inside, {})
-            _done("create a user", admin.alter_user_scram_credentials([change]).values())
+            _require_done("create a user", admin.alter_user_scram_credentials([change]).values())
         deadline = time.monotonic() + max(_LOGIN_TIMEOUT_S, self._start_timeout_s)
         for node in self._answering():
             try:
@@ -229,7 +229,7 @@ class AccessControl(Cluster):
             )
 
 
-def _name(user: User | str) -> str:
+def _user_name(user: User | str) -> str:
     return user.name if isinstance(user, User) else user
 
 
@@ -240,7 +240,7 @@ def _operation(name: str) -> AclOperation:
     return AclOperation[name.upper()]
 
 
-def _done(what: str, futures: Iterable[Future[Any]]) -> None:
+def _require_done(what: str, futures: Iterable[Future[Any]]) -> None:
     for future in futures:
         try:
             answered(future, _ANSWER_TIMEOUT_S)

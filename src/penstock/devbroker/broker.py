@@ -49,7 +49,7 @@ class DevBroker(AccessControl):
     @property
     def pid(self) -> int:
         """Process id of the Java process of the first node."""
-        pid = self._chosen(1)[0].pid
+        pid = self._nodes_of(1)[0].pid
         if pid is None:
             raise DevBrokerError("the embedded broker has no process; call restart()")
         return pid
@@ -71,9 +71,9 @@ class DevBroker(AccessControl):
         try:
             self._make_nodes()
             self._run(self._nodes)
-            self._let_users_in()
+            self._register_users()
         except BaseException:
-            self._leave()  # a failed start leaves nothing behind, also after Ctrl-C
+            self._close()  # a failed start leaves nothing behind, also after Ctrl-C
             raise
         return self
 
@@ -101,18 +101,18 @@ class DevBroker(AccessControl):
         makes a new cluster.
         """
         if node is not None:
-            self._end(self._chosen(node))
+            self._end(self._nodes_of(node))
             return
         try:
             # Several nodes would wait for each other: the last ones have no quorum to sign off from.
             if len(self._nodes) == 1 or self._data_dir is not None:
                 self._end(self._nodes)
         finally:
-            self._leave()
+            self._close()
 
     def kill(self, node: int | None = None) -> None:
         """Kill the broker with SIGKILL and return when it has ended; `restart` starts it again."""
-        for server in self._chosen(node):
+        for server in self._nodes_of(node):
             server.kill()
 
     def freeze(self, node: int | None = None) -> None:
@@ -123,12 +123,12 @@ class DevBroker(AccessControl):
         Raises:
             DevBrokerError: the broker's process has ended, or does not stop.
         """
-        for server in self._chosen(node):
+        for server in self._nodes_of(node):
             server.freeze()
 
     def thaw(self, node: int | None = None) -> None:
         """Continue a frozen broker; `DevBrokerError` if it does not continue."""
-        for server in self._chosen(node):
+        for server in self._nodes_of(node):
             server.thaw()
 
     def restart(self, node: int | None = None) -> None:
@@ -136,11 +136,11 @@ class DevBroker(AccessControl):
 
         It returns when the node answers. `wait_in_sync` returns when it has caught up.
         """
-        nodes = self._chosen(node)
+        nodes = self._nodes_of(node)
         self._end(nodes)
         self._run(nodes)
         if len(nodes) == len(self._nodes):
-            self._let_users_in()
+            self._register_users()
 
     def __enter__(self) -> Self:
         return self.start()

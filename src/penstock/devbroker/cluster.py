@@ -31,7 +31,7 @@ from penstock.options import choice, positive, positive_int, reserved
 
 _log = logging.getLogger(__name__)
 
-_LOOK_INTERVAL_S = 0.05
+_POLL_INTERVAL_S = 0.05
 #: Seconds between two log lines about a slow start.
 _SLOW_START_S = 20.0
 #: Seconds for one request to the transaction coordinator, which is loading.
@@ -91,24 +91,24 @@ class Cluster:
     @property
     def bootstrap_servers(self) -> str:
         """The address for clients, `127.0.0.1:PORT`; several nodes are separated by commas, in order."""
-        return ",".join(node.address for node in self._chosen(None))
+        return ",".join(node.address for node in self._nodes_of(None))
 
     @property
     def log_path(self) -> Path:
         """The file with the output of the first node."""
-        return self._chosen(1)[0].log_path
+        return self._nodes_of(1)[0].log_path
 
     def leader_of(self, topic: str, partition: int = 0) -> int:
         """Wait until a partition has a leader that runs, and return its node."""
 
-        def named() -> int | None:
+        def leader() -> int | None:
             # A node that was just restarted answers with its last knowledge: all nodes must agree.
             answering = self._answering()
             found = {node.metadata(topic).topics[topic].partitions[partition].leader for node in answering}
             running = {node.number for node in self._nodes if node.runs}
             return found.pop() if len(found) == 1 and found <= running else None
 
-        return self._until(f"which node leads {topic}:{partition}", named)
+        return self._wait_for(f"which node leads {topic}:{partition}", leader)
 
     def wait_in_sync(self) -> None:
         """Wait until every partition has a leader and all its replicas are in sync."""
@@ -117,11 +117,11 @@ class Cluster:
             topics = [topic for node in self._answering() for topic in node.metadata().topics.values()]
             return all(_is_in_sync(partition) for topic in topics for partition in topic.partitions.values()) or None
 
-        self._until("that all replicas are in sync", are_in_sync)
+        self._wait_for("that all replicas are in sync", are_in_sync)
 
     def _answering(self) -> list[Node]:
         """Return the nodes that run and are not frozen; `DevBrokerError` if there are none."""
-        if found := [node for node in self._chosen(None) if node.can_answer]:
+        if found := [node for node in self._nodes_of(None) if node.can_answer]:
             return found
         raise DevBrokerError("no node of the embedded broker can answer; bring one back by restart() or thaw()")
 
@@ -129,7 +129,7 @@ class Cluster:
         if not self._nodes:
             raise DevBrokerError("the embedded broker is not started; call start() or use it in a with statement")
 
-    def _chosen(self, number: int | None) -> list[Node]:
+    def _nodes_of(self, number: int | None) -> list[Node]:
         """Return the node of that number, or all nodes if it is None."""
         self._require_started()
         if number is None:
@@ -182,8 +182,8 @@ class Cluster:
 
     def _run(self, nodes: Sequence[Node]) -> None:
         """Format the folder if it is new, start the nodes and return when each answers."""
-        begun = said_at = time.monotonic()
-        deadline = begun + self._start_timeout_s
+        started_at = logged_at = time.monotonic()
+        deadline = started_at + self._start_timeout_s
         cluster_id = self._format()
         for node in nodes:
             assert self._lock is not None  # noqa: S101 - it was taken with the folder
@@ -192,16 +192,16 @@ class Cluster:
         for node in nodes:
             while not node.answers(cluster_id, numbers):
                 for started in nodes:
-                    code = started.wait(_LOOK_INTERVAL_S if started is node else 0)
+                    code = started.wait(_POLL_INTERVAL_S if started is node else 0)
                     if code is not None:
                         raise _failed(started, f"it ended with code {code}")
                 now = time.monotonic()
                 if now > deadline:
                     raise _failed(node, "it did not answer in time")
-                if now >= said_at + _SLOW_START_S:
-                    said_at = now
+                if now >= logged_at + _SLOW_START_S:
+                    logged_at = now
                     text = "the embedded Kafka is still starting after %.0f s, of %.0f at most; its log: %s"
-                    _log.warning(text, now - begun, self._start_timeout_s, node.log_path)
+                    _log.warning(text, now - started_at, self._start_timeout_s, node.log_path)
         if len(nodes) == len(self._nodes):
             self._load_transactions(deadline)
 
@@ -257,7 +257,7 @@ class Cluster:
         for node in nodes:
             node.kill(after_s=STOP_TIMEOUT_S)
 
-    def _leave(self) -> None:
+    def _close(self) -> None:
         """Kill the remaining processes, unlock the folder, and remove it if it is temporary."""
         for node in self._nodes:
             node.close()
@@ -269,17 +269,17 @@ class Cluster:
             if self._data_dir is None:
                 shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _until(self, what: str, ask: Callable[[], T | None]) -> T:
+    def _wait_for(self, what: str, ask: Callable[[], T | None]) -> T:
         """Ask until the answer is not None, within the time of a start, and return it. Failed requests are repeated."""
         try:
             found = ask_again(
                 ask,
                 self._start_timeout_s,
-                _LOOK_INTERVAL_S,
+                _POLL_INTERVAL_S,
                 until=lambda answer: answer is not None,
                 passes=lambda error: isinstance(error, (KafkaException, LookupError)),
             )
-            why = "the brokers did not agree, or named one that is down"
+            why = "the brokers did not agree, or named a leader that is down"
         except (KafkaException, LookupError) as error:
             found, why = None, str(error)
         if found is None:
