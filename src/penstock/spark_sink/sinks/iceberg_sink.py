@@ -54,7 +54,7 @@ _to_data_files = files._dataframe_to_data_files  # noqa: SLF001 - see above
 #: The table's property for pyiceberg's own retries of a commit, since 0.12.
 _OWN_TRIES = "commit.retry.num-retries"
 #: Maximum number of values that pyiceberg compares with the bounds of a file.
-_MOST_VALUES = 200
+_MAX_VALUES = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +97,11 @@ class IcebergSink(LakeSink[Table]):
         for metadata in self._versions(table):
             # Include those of former versions: expiring snapshots may also remove them as parents of the others.
             snapshots |= {snapshot.snapshot_id: snapshot for snapshot in metadata.snapshots}
-            at = snapshots.get(table.metadata.current_snapshot_id)
-            while at is not None:
-                if text := at.summary and at.summary.get(_LEDGER):
+            ancestor = snapshots.get(table.metadata.current_snapshot_id)
+            while ancestor is not None:
+                if text := ancestor.summary and ancestor.summary.get(_LEDGER):
                     return _ledger_of(text)
-                at = snapshots.get(at.parent_snapshot_id)
+                ancestor = snapshots.get(ancestor.parent_snapshot_id)
             if _LEDGER not in table.properties:
                 return {}
         raise SinkError(
@@ -205,15 +205,15 @@ def _text_of(ledger: Ledger) -> str:
 
     Ids are written once for all partitions of a batch, because every snapshot stores a ledger.
     """
-    said: dict[str, list[list[Any]]] = {}
+    batches_by_query: dict[str, list[list[Any]]] = {}
     for query, entries in ledger.items():
         batches: dict[tuple[Any, ...], dict[int, tuple[int | None, int]]] = {}
         for (topic, partition), entry in sorted(entries.items()):
             of_batch = batches.setdefault((topic, entry.topic_id, entry.query_id, entry.batch_id), {})
             of_batch[partition] = entry.start, entry.end
         if batches:
-            said[query] = [[*batch, ends] for batch, ends in batches.items()]
-    return json.dumps(said, separators=(",", ":"))
+            batches_by_query[query] = [[*batch, ends] for batch, ends in batches.items()]
+    return json.dumps(batches_by_query, separators=(",", ":"))
 
 
 def _ledger_of(text: str) -> Ledger:
@@ -234,7 +234,7 @@ def _may_hold(keys: pa.Table) -> ex.BooleanExpression:
         values = pc.unique(keys[name])
         if pa.types.is_floating(values.type):
             continue  # NaN is outside of all bounds
-        if len(values) <= _MOST_VALUES:
+        if len(values) <= _MAX_VALUES:
             filters.append(ex.In(term=name, values=set(values.to_pylist())))
         else:
             ends = pc.min_max(values).as_py()

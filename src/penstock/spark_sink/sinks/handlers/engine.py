@@ -43,9 +43,9 @@ _log = logging.getLogger("penstock.handler_sink")
 #: Seconds between two polls of the task's thread, at first and at most. It begins short, because a task of some hundred
 #: rows takes a millisecond. It ends at Python's switch interval, where it costs nothing: a busy thread does not give up
 #: the interpreter lock earlier.
-_FIRST_LOOK_S, _LOOK_S = 0.0001, sys.getswitchinterval()
+_FIRST_POLL_S, _MAX_POLL_S = 0.0001, sys.getswitchinterval()
 #: Lanes of `async def` handlers: making them is most of the cost of a small task.
-_MOST_LANES = 2048
+_MAX_LANES = 2048
 #: The consequence of a message that fails a task, for error texts.
 _ENDS = "the query ends and the batch comes again"
 
@@ -78,12 +78,12 @@ class TaskEngine:
         self._work = work
         self._stretches = stretches
         #: Whether all rows are on lanes.
-        self._has_all = False
+        self._all_read = False
         #: The first failure. Any thread writes it.
         self._failure: BaseException | None = None
         #: Whether nothing was running or due at the last poll.
         self._was_idle = False
-        self._look_s = _FIRST_LOOK_S
+        self._poll_s = _FIRST_POLL_S
         self._context = Context(group=work.group)
         settings = ConsumerSettings(
             workers=1,
@@ -100,7 +100,7 @@ class TaskEngine:
             context=self._context,
             outbox=results,
             fail=self._fail,
-            most_lanes=_MOST_LANES,
+            most_lanes=_MAX_LANES,
         )
         engine.dead_letter_publisher.limits.ends = _ENDS
         #: Calls the handlers.
@@ -108,7 +108,7 @@ class TaskEngine:
             work.group, settings, plan=engine.lane_plan, processor=engine.processor, closing=self._close_resources
         )
         #: Maximum number of unfinished rows on lanes. A whole batch fits.
-        self._most = max(work.max_in_flight, *(handler.batch for handler in work.handlers.values()))
+        self._max_unfinished = max(work.max_in_flight, *(handler.batch for handler in work.handlers.values()))
         #: Rows put on lanes so far. This is the next row's number; one tracker counts the rows of all topics.
         self._taken = 0
         self._tracker = Tracker(0)
@@ -119,13 +119,13 @@ class TaskEngine:
             self._topics[topic] = assignment = Assignment(topic, -1, route, start=0)
             assignment.tracker = self._tracker
 
-    def enter(self, around: ExitStack) -> None:
-        """Start the lifespans and the executor; `around` ends both, in a consumer's order."""
+    def enter(self, stack: ExitStack) -> None:
+        """Start the lifespans and the executor; `stack` ends both, in a consumer's order."""
         executor = self._executor
-        around.callback(executor.close)
-        self._context.state = enter_all(self._work.lifespans, around, executor.run_async)
+        stack.callback(executor.close)
+        self._context.state = enter_all(self._work.lifespans, stack, executor.run_async)
         # Without a time limit: otherwise a handler could still run while Spark repeats the batch.
-        around.callback(executor.stop, threading.TIMEOUT_MAX)
+        stack.callback(executor.stop, threading.TIMEOUT_MAX)
         executor.start()
 
     def run(self) -> Iterator[None]:
@@ -158,23 +158,23 @@ class TaskEngine:
     def _feed(self) -> bool:
         """Put rows on lanes. Return False if there are no more, or no room for them."""
         load, processor = self._tracker.load(), self._engine.processor
-        if self._has_all or load.messages >= self._most or load.bytes >= self._work.max_in_flight_bytes:
+        if self._all_read or load.messages >= self._max_unfinished or load.bytes >= self._work.max_in_flight_bytes:
             return False
         records = next(self._stretches, None)
         if records is None:
-            self._has_all = True
+            self._all_read = True
             return False
-        processor.set_aside.draining, self._look_s = False, _FIRST_LOOK_S
+        processor.set_aside.draining, self._poll_s = False, _FIRST_POLL_S
         assignment = self._topics[records[0].topic()]
         first, self._taken = self._taken, self._taken + len(records)
         block = self._tracker.register(range(first, self._taken), total_size_in_bytes(records, assignment))
         fetch, lanes = Fetch(assignment, block, time.monotonic()), assignment.route.lanes
         fetch.ask_keys(records)
-        places = {0: list(range(len(records)))} if len(lanes) == 1 else _places(fetch, records)
-        for number, indexes in places.items():
-            taken = records if len(places) == 1 else [records[index] for index in indexes]
+        indexes_by_lane = {0: list(range(len(records)))} if len(lanes) == 1 else _indexes_by_lane(fetch, records)
+        for number, indexes in indexes_by_lane.items():
+            taken = records if len(indexes_by_lane) == 1 else [records[index] for index in indexes]
             lanes[number].runs.append(Run(fetch, first, taken, indexes))
-        processor.wake(self._engine.scheduler.ready(lanes[number] for number in places))
+        processor.wake(self._engine.scheduler.ready(lanes[number] for number in indexes_by_lane))
         return True
 
     def _wait(self) -> bool:
@@ -182,10 +182,10 @@ class TaskEngine:
         engine, load = self._engine, self._tracker.load()
         # A released lane that still has work is queued again a moment later.
         is_idle = engine.scheduler.idle and not any(lane.runs or lane.due for lane in engine.scheduler.lanes)
-        if (is_idle or self._has_all) and not engine.processor.set_aside.draining:
+        if (is_idle or self._all_read) and not engine.processor.set_aside.draining:
             engine.processor.drain()  # no more messages can join a batch now
             return True
-        if self._has_all and not load.messages:
+        if self._all_read and not load.messages:
             return False
         due = engine.timers.next_due() or math.inf
         is_at_work = engine.processor.deferred or load.messages > load.parked
@@ -193,8 +193,8 @@ class TaskEngine:
         if self._was_idle and was_idle:
             # Twice, because the values above were not read at one moment.
             return False
-        time.sleep(min(self._look_s, max(0.0, due - time.monotonic())))
-        self._look_s = min(2 * self._look_s, _LOOK_S)
+        time.sleep(min(self._poll_s, max(0.0, due - time.monotonic())))
+        self._poll_s = min(2 * self._poll_s, _MAX_POLL_S)
         return True
 
     def _fail(self, error: BaseException) -> None:
@@ -214,28 +214,28 @@ def handle(work: TaskSettings, publishes: bool, batches: Iterable[pa.RecordBatch
     Yields rows of `PUBLISHED`; the last one has the task's report. A task without rows starts and yields nothing.
     Raises the errors of `TaskEngine.run` and `TaskEngine.finish`.
     """
-    given = iter(batches)
-    first = next((batch for batch in given if batch.num_rows), None)
+    remaining = iter(batches)
+    first = next((batch for batch in remaining if batch.num_rows), None)
     if first is None:
         return
     results = ResultRows(publishes=publishes)
     with collection_put_off():  # because there may be thousands of lanes
-        engine = TaskEngine(work, stretches(chain((first,), given), work.handlers.keys()), results)
-    with ExitStack() as around:
-        engine.enter(around)
+        engine = TaskEngine(work, stretches(chain((first,), remaining), work.handlers.keys()), results)
+    with ExitStack() as stack:
+        engine.enter(stack)
         for _ in engine.run():
             yield from results.full()
     yield from results.end(engine.finish())
     imports_set_aside("handling")
 
 
-def _places(fetch: Fetch, records: Sequence[Record]) -> dict[int, list[int]]:
+def _indexes_by_lane(fetch: Fetch, records: Sequence[Record]) -> dict[int, list[int]]:
     """Return the indexes of the records by lane."""
     first, ordering = records[0], fetch.assignment.route.ordering
-    places: defaultdict[int, list[int]] = defaultdict(list)
+    indexes_by_lane: defaultdict[int, list[int]] = defaultdict(list)
     for index, number in enumerate(ordering.lane_numbers(first.topic(), first.partition(), records, fetch.keys)):
-        places[number].append(index)
-    return places
+        indexes_by_lane[number].append(index)
+    return indexes_by_lane
 
 
 def _error_of_task(error: BaseException) -> BaseException:

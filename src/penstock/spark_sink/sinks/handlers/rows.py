@@ -100,7 +100,7 @@ def spread(batch: DataFrame, handlers: Mapping[str, Handler], parallelism: int) 
     rows = batch.select(*columns).withColumns({name: F.col(name).cast(kind) for name, kind in _CASTS.items()})
     orders = {handler.order for handler in handlers.values()}
     if orders <= {Order.NONE, Order.PARTITION}:
-        tasks, parts = _as_read(batch)
+        tasks, parts = _source_layout(batch)
         if orders == {Order.NONE} and tasks >= parallelism:
             return rows.coalesce(parallelism)
         if parts and tasks >= (parallelism if Order.NONE in orders else min(parallelism, parts)):
@@ -108,7 +108,7 @@ def spread(batch: DataFrame, handlers: Mapping[str, Handler], parallelism: int) 
     return rows.withColumn(LANE, lane).repartitionById(parallelism, LANE).sortWithinPartitions(*POSITION)
 
 
-def _as_read(batch: DataFrame) -> tuple[int, int | None]:
+def _source_layout(batch: DataFrame) -> tuple[int, int | None]:
     """Return the number of tasks of a frame, and of its source partitions; None unless each partition is in one task.
 
     This is known if each task processes the rows of one task of the source: not after a user's union or `coalesce`,
@@ -121,10 +121,10 @@ def _as_read(batch: DataFrame) -> tuple[int, int | None]:
         rows = java.toRdd()
         tasks = int(rows.getNumPartitions())
         while rows.getClass().getSimpleName() != "DataSourceRDD":
-            above = rows.dependencies()
-            if above.size() != 1 or above.head().getClass().getSimpleName() != "OneToOneDependency":
+            parents = rows.dependencies()
+            if parents.size() != 1 or parents.head().getClass().getSimpleName() != "OneToOneDependency":
                 return tasks, None
-            rows = above.head().rdd()
+            rows = parents.head().rdd()
         read = [pickle.loads(task.inputPartition().get().pickedPartition()).value for task in rows.partitions()]  # noqa: S301 - made by the source, in this query
         parts = [offsets.part for ranges in read for offsets in ranges or ()]
     except Exception:  # noqa: BLE001 - another version of Spark, or another source: a shuffle works for all
@@ -142,7 +142,7 @@ def lane_column(handlers: Mapping[str, Handler], lanes: int) -> Column:
     first, *others = dict.fromkeys(kinds.values())
     hashed = _hash(*first)
     for kind in others:
-        topics = [topic for topic, its in kinds.items() if its == kind]
+        topics = [topic for topic, kind_of_topic in kinds.items() if kind_of_topic == kind]
         hashed = F.when(F.col("topic").isin(topics), _hash(*kind)).otherwise(hashed)
     return F.pmod(hashed, F.lit(lanes)).cast("int")
 
@@ -165,8 +165,8 @@ def lanes_by_keys(orderings: Mapping[str, Ordering], names: Sequence[str]) -> Ca
     A row without a position, or of a topic without a handler, is a `SchemaMismatchError`.
     """
 
-    def lanes(*given: pa.Array) -> pa.Array:
-        columns = dict(zip(names, given, strict=True))
+    def lanes(*arrays: pa.Array) -> pa.Array:
+        columns = dict(zip(names, arrays, strict=True))
         _require_handled(columns, orderings)
         found: list[int] = []
         for records in _by_partition(columns):

@@ -142,12 +142,12 @@ class StagingTask:
         kind, unknown = column.type, self.settings.database.unknown
         if name in self.settings.key and column.null_count:
             # Databases regard any two NULL as different, so rows would pile up.
-            yield "is part of the key and is NULL", _where(column.is_null())
+            yield "is part of the key and is NULL", _indexes(column.is_null())
         if pa.types.is_floating(kind):
             if "NaN" in unknown:
-                yield "is NaN, which the database cannot store", _where(pc.is_nan(column))
+                yield "is NaN, which the database cannot store", _indexes(pc.is_nan(column))
             if "infinity" in unknown:
-                yield "is infinite, which the database cannot store", _where(pc.is_inf(column))
+                yield "is infinite, which the database cannot store", _indexes(pc.is_inf(column))
         if pa.types.is_timestamp(kind) or pa.types.is_date32(kind):
             yield "is outside the years 1 to 9999", _out_of_calendar(column)
         if pa.types.is_string(kind) or pa.types.is_large_string(kind):
@@ -155,7 +155,7 @@ class StagingTask:
             if wrong:
                 yield "is not UTF-8", wrong
             elif "NUL" in unknown:
-                yield "holds a NUL character", _where(pc.match_substring(column, "\0"))
+                yield "holds a NUL character", _indexes(pc.match_substring(column, "\0"))
 
     def _reduced(self, tables: list[pa.Table]) -> pa.Table:
         """Return the newest row of each key and partition, with the sums of `sum_columns` (NULL adds nothing)."""
@@ -184,7 +184,7 @@ class StagingTask:
         return kept
 
 
-def _where(condition: pa.Array) -> list[int]:
+def _indexes(condition: pa.Array) -> list[int]:
     found: list[int] = pc.indices_nonzero(condition).to_pylist()
     return found
 
@@ -193,7 +193,7 @@ def _out_of_calendar(column: pa.Array) -> list[int]:
     """Return the indexes of times outside of the years that Spark and Arrow's texts support."""
     kind, day = (pa.int32(), 1) if pa.types.is_date32(column.type) else (pa.int64(), _DAY_US)
     numbers = column.view(kind)
-    return _where(pc.or_(pc.less(numbers, _FIRST_DAY * day), pc.greater_equal(numbers, (_LAST_DAY + 1) * day)))
+    return _indexes(pc.or_(pc.less(numbers, _FIRST_DAY * day), pc.greater_equal(numbers, (_LAST_DAY + 1) * day)))
 
 
 def _not_utf8(column: pa.Array) -> list[int]:

@@ -84,17 +84,17 @@ def checked(
     state, found = _checked.get(key, (None, None))
     if run is not None and found is not None:
         with suppress(sa.exc.ProgrammingError), connection.begin():  # if a table was removed
-            if state == (half_day, run, found.look(connection)):
+            if state == (half_day, run, found.fingerprint(connection)):
                 return found
     tables = prepare(settings, frame, connection)
-    _remove_left_over(connection, settings.schema, half_day)
+    _remove_abandoned(connection, settings.schema, half_day)
     columns = staged_schema(frame, settings.sum_columns)
     stage = stage_table(database, f"{PREFIX}{half_day}_{secrets.token_hex(8)}", settings.schema, columns)
     # As tasks will do: a missing permission shows before the first task.
-    with _made(connection, database, stage), connection.begin():
+    with _created(connection, database, stage), connection.begin():
         connection.execute(sa.insert(stage).from_select(list(stage.c), sa.select(stage).where(sa.false())))
     with connection.begin():
-        state = (half_day, run, tables.look(connection))
+        state = (half_day, run, tables.fingerprint(connection))
     tables = replace(tables, stage=stage)
     _checked[key] = state, tables
     return tables
@@ -108,7 +108,7 @@ def staged_batch(connection: sa.Connection, tables: Tables, rows: Any, task: Sta
     """
     settings, database, report = tables.settings, tables.settings.database, Report()
     if (stage := tables.stage) is not None:
-        with _made(connection, database, stage):
+        with _created(connection, database, stage):
             if rows is not None:
                 report = run_tasks(rows, replace(task, table=str(stage.name)), settings.max_connections)
             with connection.begin():
@@ -124,7 +124,7 @@ def staged_batch(connection: sa.Connection, tables: Tables, rows: Any, task: Sta
 
 
 @contextmanager
-def _made(connection: sa.Connection, database: Database, stage: sa.Table) -> Iterator[None]:
+def _created(connection: sa.Connection, database: Database, stage: sa.Table) -> Iterator[None]:
     """Create a staging table for the block, and drop it afterwards."""
     with connection.begin():
         stage.create(connection, checkfirst=False)
@@ -142,13 +142,13 @@ def _made(connection: sa.Connection, database: Database, stage: sa.Table) -> Ite
             _checked.clear()
 
 
-def _remove_left_over(connection: sa.Connection, schema: str | None, half_day: int) -> None:
+def _remove_abandoned(connection: sa.Connection, schema: str | None, half_day: int) -> None:
     """Remove the staging tables of drivers that died."""
     with connection.begin():
         found = sa.inspect(connection).get_table_names(schema=schema)
     for name in found:
-        made = _NAME.fullmatch(name)
-        if made is not None and int(made[1]) < half_day - 1:
+        name_match = _NAME.fullmatch(name)
+        if name_match is not None and int(name_match[1]) < half_day - 1:
             _log.warning("the staging table %s was left by a driver that is gone; it is removed", name)
             with suppress(sa.exc.SQLAlchemyError), connection.begin():
                 sa.Table(name, sa.MetaData(), schema=schema).drop(connection, checkfirst=True)

@@ -64,11 +64,11 @@ def prepare(settings: SqlSinkSettings, frame: pa.Schema, connection: sa.Connecti
     stored = [name for name in frame.names if name != settings.delete and name not in unstored]
     columns = columns_of(database, frame, stored, settings.key, settings.sum_columns)
     target = named_table(settings.table, schema, *columns, *database.constraints(frame, settings.sum_columns))
-    most, names = connection.dialect.max_identifier_length, (schema or "", settings.table, settings.ledger_table)
-    if long := [name for name in (*names, *stored) if len(name.encode()) > most]:
+    limit, names = connection.dialect.max_identifier_length, (schema or "", settings.table, settings.ledger_table)
+    if too_long := [name for name in (*names, *stored) if len(name.encode()) > limit]:
         raise SchemaMismatchError(
-            f"table {target.name} cannot take the frame with {', '.join(long)}: the database would cut names at {most} "
-            "bytes; give shorter names"
+            f"table {target.name} cannot take the frame with {', '.join(too_long)}: the database would cut names at "
+            f"{limit} bytes; give shorter names"
         )
     _make(connection, target, adds_columns=settings.evolve)
     ledger = prepare_ledger(settings, connection)
@@ -147,7 +147,7 @@ def columns_of(
     def type_of(name: str) -> Type:
         kind = schema.field(name).type
         if name in summed:
-            return sa.BigInteger() if pa.types.is_integer(kind) else _sql_type(name, _of_sums(kind))
+            return sa.BigInteger() if pa.types.is_integer(kind) else _sql_type(name, _sum_type(kind))
         return database.column_type(_sql_type(name, kind), len(key) * (name in key))
 
     return [
@@ -177,13 +177,13 @@ def _sql_type(column: str, kind: pa.DataType) -> Type:
 def staged_schema(schema: pa.Schema, sum_columns: Sequence[str]) -> pa.Schema:
     """Return the columns of the staging table. Summed columns have a type that can hold the sum."""
     fields = [
-        pa.field(column.name, _of_sums(column.type) if column.name in sum_columns else column.type, nullable=True)
+        pa.field(column.name, _sum_type(column.type) if column.name in sum_columns else column.type, nullable=True)
         for column in schema
     ]
     return pa.schema([*fields, pa.field(ROW, pa.int64())])
 
 
-def _of_sums(kind: pa.DataType) -> pa.DataType:
+def _sum_type(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_floating(kind):
         return pa.float64()
     if pa.types.is_decimal(kind):
@@ -234,7 +234,7 @@ class Tables:
     conversions: Mapping[str, Conversion]
     stage: sa.Table | None = None
 
-    def look(self, connection: sa.Connection) -> str:
+    def fingerprint(self, connection: sa.Connection) -> str:
         """Return a text that changes if columns or indexes of the tables change."""
         return "\n".join(self.settings.database.fingerprint(connection, table) for table in (self.target, self.ledger))
 
@@ -279,21 +279,21 @@ class Tables:
         """
         names, key, database = _names(self.target), self.settings.key, self.settings.database
         newest = self._newest(staged)
-        living = sa.select(*(newest.c[name] for name in names)).where(newest.c[_RANK] == 1)
+        kept = sa.select(*(newest.c[name] for name in names)).where(newest.c[_RANK] == 1)
         if self.settings.delete is not None:
-            gone = sa.func.coalesce(newest.c[self.settings.delete], sa.false())
-            dead = sa.select(*(newest.c[name] for name in key)).where(newest.c[_RANK] == 1, gone)
-            connection.execute(database.delete_keys(self.target, key, dead))
-            living = living.where(sa.not_(gone))
+            is_deleted = sa.func.coalesce(newest.c[self.settings.delete], sa.false())
+            deleted_keys = sa.select(*(newest.c[name] for name in key)).where(newest.c[_RANK] == 1, is_deleted)
+            connection.execute(database.delete_keys(self.target, key, deleted_keys))
+            kept = kept.where(sa.not_(is_deleted))
         # Sorted by key, so that two queries with common keys do not deadlock.
-        living = living.order_by(*(newest.c[name] for name in key))
+        kept = kept.order_by(*(newest.c[name] for name in key))
         held, summed = self.target.c, self.settings.sum_columns
 
         def changes(arriving: Callable[[str], sa.ColumnElement[Any]]) -> dict[str, sa.ColumnElement[Any]]:
             new = {name: arriving(name) for name in names if name not in key}
             return new | {name: sa.func.coalesce(held[name] + new[name], held[name], new[name]) for name in summed}
 
-        insert = database.insert(self.target).from_select(names, living)
+        insert = database.insert(self.target).from_select(names, kept)
         connection.execute(database.changing(insert, self.target, key, changes))
 
     def _newest(self, staged: sa.FromClause) -> sa.Subquery:

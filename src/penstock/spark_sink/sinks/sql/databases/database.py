@@ -35,7 +35,7 @@ ROW = "penstock_row"
 _ROWS_AT_ONCE = 10_000
 
 #: Maximum number of sessions that a process keeps open, and for how many seconds.
-_MOST_KEPT, _KEPT_S = 32, 300
+_MAX_SESSIONS, _SESSION_AGE_S = 32, 300
 
 #: Pairs of kinds, of the frame's column and of the table's, that differ and still keep all values. Other pairs must be
 #: equal, because hardly any value would be kept. Kinds are those of `kind_of`.
@@ -206,13 +206,13 @@ def engine_of(database: Database, url: sa.URL, is_kept: bool) -> sa.Engine:
     With `is_kept`, it keeps sessions for the next use in this process, and replaces lost ones. Otherwise it keeps no
     connections, so that a forked process may use it too.
     """
-    kept = {"pool_size": _MOST_KEPT, "pool_pre_ping": True, "pool_recycle": _KEPT_S}
-    options: dict[str, Any] = kept if is_kept else {"poolclass": NullPool}
-    is_set = {name for name in url.query if name.endswith("timeout")}
-    given = {name: value for name, value in database.connect_args.items() if name not in is_set}
+    pooled = {"pool_size": _MAX_SESSIONS, "pool_pre_ping": True, "pool_recycle": _SESSION_AGE_S}
+    options: dict[str, Any] = pooled if is_kept else {"poolclass": NullPool}
+    limited = {name for name in url.query if name.endswith("timeout")}
+    arguments = {name: value for name, value in database.connect_args.items() if name not in limited}
     # Errors must not quote parameters.
     engine = sa.create_engine(
-        url, hide_parameters=True, connect_args=given, isolation_level=database.isolation, **options
+        url, hide_parameters=True, connect_args=arguments, isolation_level=database.isolation, **options
     )
     if database.begin:
         sa.event.listen(engine, "begin", lambda connection: connection.exec_driver_sql(database.begin))

@@ -70,9 +70,9 @@ def facts_of(database: Database, error: sa.exc.SQLAlchemyError) -> list[str]:
 
 def shown(url: sa.URL) -> str:
     """Return driver, host, port and database of an address. User names and settings in it may be secrets."""
-    asked = url.normalized_query
-    host = url.host or ",".join(asked.get("host", ()))
-    port = f":{url.port}" if url.port else "".join(f":{ports}" for ports in asked.get("port", ()))
+    query = url.normalized_query
+    host = url.host or ",".join(query.get("host", ()))
+    port = f":{url.port}" if url.port else "".join(f":{ports}" for ports in query.get("port", ()))
     return f"{url.drivername}://{host}{port}/{url.database or ''}"
 
 
