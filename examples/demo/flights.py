@@ -19,7 +19,7 @@ from pathlib import Path
 from penstock.errors import ConfigurationError
 
 #: Values of empty cells: no aircraft, no delay, no departure.
-_NOTHING = ("", "NA")
+_EMPTY = ("", "NA")
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +122,8 @@ def _schedule(text: Iterable[str], source: str, columns: Columns, month: str | N
         if None in row or None in row.values():
             raise ConfigurationError(f"{where}: the header names {len(header)} fields; give this line as many")
         if month in (None, row.get("month")):
-            tail = None if row[key] in _NOTHING else row[key]
-            departed = row[status] not in _NOTHING
+            tail = None if row[key] in _EMPTY else row[key]
+            departed = row[status] not in _EMPTY
             flight = (tail, row[place], _minutes(row[delay], delay, where), departed)
             found.append(([_sort_key(row[name]) for name in order], flight))
     found.sort(key=itemgetter(0))  # stable: equal times keep the order of the rows
@@ -140,7 +140,7 @@ def _sort_key(cell: str) -> tuple[float, str]:
 
 
 def _minutes(cell: str, column: str, where: str) -> int:
-    if cell in _NOTHING:
+    if cell in _EMPTY:
         return 0
     try:
         return round(float(cell))

@@ -51,12 +51,12 @@ def run(flights: Sequence[Flight], console: Console, *, seed: int, spark: bool, 
     chosen = plan(flights, seed)
     title = f"{len(flights):,} flights in the CSV, {sum(flight.departed for flight in flights):,} departed"
     console.print(f"{title}. Starting an embedded Kafka{' and Spark' if spark else ''} ...", soft_wrap=True)
-    former = signal.signal(signal.SIGTERM, signal.default_int_handler)  # shuts down as Ctrl-C does
+    previous_handler = signal.signal(signal.SIGTERM, signal.default_int_handler)  # shuts down as Ctrl-C does
     try:
         with _folder(console, keep=keep) as folder:
             # Errors of the poison flight are expected: they go to a file and not to the screen.
             logging.basicConfig(filename=folder / "demo.log", format="%(asctime)s %(threadName)s %(name)s: %(message)s")
-            rows = _perform(flights, chosen, folder, console, spark=spark, page=page)
+            rows = _run_all(flights, chosen, folder, console, spark=spark, page=page)
     except PenstockError as error:
         console.print(Text(f"The demo failed: {error}", style="red"), soft_wrap=True)
         return 1
@@ -64,7 +64,7 @@ def run(flights: Sequence[Flight], console: Console, *, seed: int, spark: bool, 
         console.print("Interrupted: every process of the demo has ended.")
         return _INTERRUPTED
     finally:
-        signal.signal(signal.SIGTERM, former)
+        signal.signal(signal.SIGTERM, previous_handler)
     aircraft = len({flight.tail for flight in flights if flight.departed and flight.tail})
     console.print(table(f"{title}, {aircraft:,} aircraft", rows))
     if kept(rows):
@@ -74,7 +74,7 @@ def run(flights: Sequence[Flight], console: Console, *, seed: int, spark: bool, 
     return 1
 
 
-def _perform(
+def _run_all(
     flights: Sequence[Flight], chosen: Plan, folder: Path, console: Console, *, spark: bool, page: bool
 ) -> list[Row]:
     """Start everything, kill the first sender, wait until everything is settled, and return the verdict."""
@@ -97,22 +97,22 @@ def _perform(
                 stage.start("spark", "demo.totals", servers)
                 # Before the senders: Spark fails to start if it gets too little processor time.
                 stage.until(lambda _: query_runs(folder), "Spark's query runs")
-            begun = time.monotonic()
+            started_at = time.monotonic()
             other = stage.start("sender-1", "demo.airline", servers, "1")
             dying = stage.start("sender-0", "demo.airline", servers, "0", str(chosen.killed), ends_with=-signal.SIGKILL)
             try:
                 stage.until(lambda _: dying.exit_code() is not None, "a sender died between local commit and decision")
-                again = stage.start("sender-0", "demo.airline", servers, "0")
-                stage.until(lambda _: again.exit_code() == other.exit_code() == 0, "every flight is sent")
-                rates.append(rate("transactions sent", len(flights), time.monotonic() - begun))
+                replacement = stage.start("sender-0", "demo.airline", servers, "0")
+                stage.until(lambda _: replacement.exit_code() == other.exit_code() == 0, "every flight is sent")
+                rates.append(rate("transactions sent", len(flights), time.monotonic() - started_at))
                 stage.until(lambda counts: not counts["pending"], "every transaction is settled")
                 published = len(read_topic(servers, TOPIC))
                 stage.until(lambda counts: counts["handled"] >= published, "the app has handled every message")
-                rates.append(rate("messages handled", published, time.monotonic() - begun))
+                rates.append(rate("messages handled", published, time.monotonic() - started_at))
                 if spark:
                     stored = "Spark has stored every message"
                     stage.until(lambda counts: counts["in Spark's table"] >= published, stored)
-                    rates.append(rate("rows through Spark", published, time.monotonic() - begun))
+                    rates.append(rate("rows through Spark", published, time.monotonic() - started_at))
             except StalledError as error:  # the verdict shows what is missing
                 console.print(Text(str(error), style="red"), soft_wrap=True)
             pending = stage.counts()["pending"]

@@ -25,7 +25,7 @@ _CHECK_MAX = 50
 #: Seconds without progress until a wait fails: Spark takes a minute to start on a busy machine.
 STALLED_S = 120.0
 
-_LOOK_S = 0.1
+_POLL_S = 0.1
 
 #: The newest counts, by the name of their progress bar; `pending` has none.
 Counts = Mapping[str, int]
@@ -51,7 +51,7 @@ class Stage:
         )
         self._parts: list[Part] = []
         self._stack = ExitStack()
-        self._begun = time.monotonic()
+        self._started_at = time.monotonic()
         columns = (TextColumn("{task.description:<17}"), BarColumn(bar_width=40), MofNCompleteColumn())
         self._progress = Progress(*columns, TimeElapsedColumn(), console=console)
         self._bars = {name: self._progress.add_task(name, total=total) for name, total in totals.items()}
@@ -91,19 +91,19 @@ class Stage:
 
         `PartError` if a process failed, `StalledError` without progress, or the failure that stopped the app.
         """
-        counts, moved = self.counts(), time.monotonic()
+        counts, moved_at = self.counts(), time.monotonic()
         while not condition(counts):
             for part in self._parts:
                 part.require_no_failure()
             self._app.wait(0)
-            if time.monotonic() > moved + STALLED_S:
+            if time.monotonic() > moved_at + STALLED_S:
                 raise StalledError(f"nothing has moved for {STALLED_S:g} s while waiting until {what}: {counts}")
-            time.sleep(_LOOK_S)
-            former, counts = counts, self.counts()
+            time.sleep(_POLL_S)
+            previous, counts = counts, self.counts()
             for name, bar in self._bars.items():
                 self._progress.update(bar, completed=counts[name])
-            if counts != former:
-                moved = time.monotonic()
+            if counts != previous:
+                moved_at = time.monotonic()
         self._progress.console.print(
-            f"{time.monotonic() - self._begun:5.0f} s  {what}", soft_wrap=True, highlight=False
+            f"{time.monotonic() - self._started_at:5.0f} s  {what}", soft_wrap=True, highlight=False
         )

@@ -120,12 +120,12 @@ def kept(rows: Sequence[Row]) -> bool:
 def table(title: str, rows: Sequence[Row]) -> Table:
     """Return the verdict as a table. A broken promise is red and marked BROKEN, for terminals without colours."""
     promised, found = Column("promised", justify="right"), Column("found", justify="right")
-    laid_out = Table("", promised, found, "", title=title, title_justify="left")
+    result = Table("", promised, found, "", title=title, title_justify="left")
     for row in rows:
         word, style = {True: ("kept", "green"), False: ("BROKEN", "bold red"), None: ("", "dim")}[row.holds]
         line_style = style if row.holds is not True else ""
-        laid_out.add_row(row.name, row.promised, row.found, Text(word, style=style), style=line_style)
-    return laid_out
+        result.add_row(row.name, row.promised, row.found, Text(word, style=style), style=line_style)
+    return result
 
 
 def _same(name: str, promised: str, found: str) -> Row:
