@@ -48,7 +48,7 @@ class HandlerCalls(Executor):
             self.tasks = SteppedTasks(engine, self._processor, handler_timeout)
 
     @property
-    def slots(self) -> list[ExecutionSlot]:  # type: ignore[override] # nobody sets it
+    def slots(self) -> list[ExecutionSlot]:  # type: ignore[override] # it is never set
         """The execution slots of all workers and tasks."""
         return self._workers if self.tasks is None else [*self._workers, *self.tasks.slots]
 

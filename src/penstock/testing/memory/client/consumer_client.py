@@ -59,7 +59,7 @@ class MemoryConsumer(GroupClient):
         if found or timeout == 0:
             return found
         if timeout < 0:
-            raise RuntimeError("nothing is there, and on a test broker nobody else will bring it; give a timeout")
+            raise RuntimeError("there is no message, and on a test broker none can arrive in this call; give a timeout")
         self._clock.sleep(timeout)
         return self._poll_once(num_messages)
 

@@ -110,7 +110,7 @@ class MySql(Database):
         return sa.delete(table).where(*(table.c[name] == gone.c[name] for name in key))
 
     def create_temporary(self, connection: sa.Connection, name: str, *items: sa.schema.SchemaItem) -> sa.Table:
-        """Create a temporary table that ends with the connection, in place of an earlier batch's."""
+        """Create a temporary table that ends with the connection, and drop an earlier batch's first."""
         connection.exec_driver_sql(f"DROP TEMPORARY TABLE IF EXISTS {name}")
         return super().create_temporary(connection, name, *items)
 
