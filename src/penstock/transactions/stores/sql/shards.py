@@ -161,22 +161,22 @@ class SqlShards(StoreShards):
         """Delete settled transactions and heartbeats that are old, and drawn numbers. The next call goes on."""
         tx, now = schema.tx, self._database.now
         is_discarded = tx.c.state == schema.DISCARD
-        self._purge(tx, tx.c.id, (tx.c.settled_at < now - _SETTLED_KEPT_S) & ~is_discarded)
-        self._purge(tx, tx.c.id, (tx.c.settled_at < now - _DISCARDED_KEPT_S) & is_discarded)
+        self._purge(tx, "id", (tx.c.settled_at < now - _SETTLED_KEPT_S) & ~is_discarded)
+        self._purge(tx, "id", (tx.c.settled_at < now - _DISCARDED_KEPT_S) & is_discarded)
         with self._database.begin() as connection:
             connection.execute(schema.alive.delete().where(schema.alive.c.seen < now - _SILENT_KEPT_S))
         if self._database.kind == "mysql":
             # The counter goes on without its rows.
-            self._purge(schema.drawn, schema.drawn.c.n, sa.true())
+            self._purge(schema.drawn, "n", sa.true())
 
-    def _purge(self, table: sa.TableClause, key: sa.ColumnElement[Any], old: sa.ColumnElement[bool]) -> None:
+    def _purge(self, table: sa.TableClause, key: str, old: sa.ColumnElement[bool]) -> None:
         """Delete old rows, until none is left or the leases are due for renewal: publication waits meanwhile."""
         is_full = True
         while is_full:
             with self._database.begin() as connection:
-                keys = list(connection.execute(sa.select(key).where(old).limit(_PURGE_LIMIT)).scalars())
+                keys = list(connection.execute(sa.select(table.c[key]).where(old).limit(_PURGE_LIMIT)).scalars())
                 for portion in schema.in_groups(keys):
-                    connection.execute(table.delete().where(key.in_(portion)))
+                    self._database.delete(connection, table, key, portion)
             is_full = len(keys) == _PURGE_LIMIT and time.monotonic() < self._renew_at
 
     def note_slow_call(self, shard: int, call: str, age_s: float) -> None:
