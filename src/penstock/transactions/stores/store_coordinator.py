@@ -166,6 +166,9 @@ class StoreCoordinator(ABC):
     def _open(self) -> None:
         """Open the store, create missing topics or tables, and make all parts."""
 
+    def _begin(self) -> None:  # noqa: B027 - only a store in Kafka needs it
+        """Start what only the thread can end. The thread calls it first."""
+
     @abstractmethod
     def _round(self) -> None:
         """Run one round: read, check, publish."""
@@ -265,6 +268,7 @@ class StoreCoordinator(ABC):
         observed, telemetry = None, self._options.telemetry
         try:
             observed = None if telemetry is None else self._observe(telemetry)
+            self._begin()
             while not self._stopping.is_set():
                 self._discarding.tend()
                 self._round()
