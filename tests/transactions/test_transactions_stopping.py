@@ -75,11 +75,14 @@ def test_a_coordinator_whose_thread_does_not_start_joins_no_group(
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
 
-    with pytest.raises(RuntimeError):
-        Coordinator(bootstrap_servers=broker.bootstrap_servers, prefix="unstarted").start()
+    coordinator = Coordinator(bootstrap_servers=broker.bootstrap_servers, prefix="unstarted")
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="start new thread"):
+            coordinator.start()
 
     # As a member it would keep its partitions from others, and no thread would serve them.
     join.assert_not_called()
+    coordinator.stop()
 
 
 def test_a_delivery_report_that_hangs_holds_no_stop(

@@ -198,7 +198,12 @@ class StoreCoordinator(ABC):
                 self._open()
                 name = f"penstock-coordinator-{self._prefix}"
                 self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-                self._thread.start()
+                try:
+                    self._thread.start()
+                except RuntimeError:
+                    # The process may start no more threads. It counts as not started, for start() and for stop().
+                    self._thread = None
+                    raise
 
     def stop(self, timeout: float = 30.0) -> None:
         """Finish open Kafka transactions, release all and end. Raises the errors of `Coordinator.stop`."""
