@@ -261,6 +261,7 @@ def test_without_a_broker_a_command_ends_with_code_3_and_says_what_it_wanted(
         ("cannot_run_shop:not_an_app", "not a penstock.App"),
         ("cannot_run_wrong:app --set workers=0", "but is 0 (from the command line) (cannot_run_wrong.py, line 2)"),
         ("cannot_run_unset:app", "KeyError: 'NO_SUCH_VARIABLE' (cannot_run_unset.py, line 2)"),
+        ("cannot_run_json:app", "line 1 column 1 (char 0) (cannot_run_json.py, line 2)"),
         ("cannot_run_shop:app --http 8400", "write HOST:PORT"),
         ("cannot_run_shop:app --http 127.0.0.1:0 --handler-limit -1", "handler limit must be a number above zero"),
     ],
@@ -269,6 +270,7 @@ def test_an_app_that_cannot_be_run_says_why(
     penstock_command: Command, target: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "cannot_run_unset.py").write_text("import os\nos.environ['NO_SUCH_VARIABLE']\n")
+    (tmp_path / "cannot_run_json.py").write_text("import json\njson.loads('')\n")
     (tmp_path / "cannot_run_shop.py").write_text(
         "import penstock\nnot_an_app = 1\napp = penstock.App('shop', bootstrap_servers='127.0.0.1:1')\n"
     )
