@@ -140,8 +140,7 @@ class Member:
     """The operations of a member, callable from any thread; see `RunningApp`.
 
     Attributes:
-        stacks: returns by name the stacks of handlers that run as tasks, without a thread of their own, each as text of
-            `traceback`.
+        stacks: returns by name the stacks of running handlers, each as text of `traceback`.
     """
 
     pause: Callable[[str, int | None], None]
