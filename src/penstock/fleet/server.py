@@ -164,7 +164,7 @@ class RefusedError(Exception):
 def route(path: str, endpoint: Endpoint, visitors: Visitors, method: str = "GET") -> BaseRoute:
     """Return a route with these access rules; an exception of its endpoint becomes the answer.
 
-    Requests that are no GET must come from a page of this address, not from another site in the user's browser.
+    Requests that are no GET must not come from a page of another site in the user's browser.
     """
     from starlette.routing import Route
 
