@@ -92,9 +92,9 @@ class Visitors:
         origin = request.headers.get("origin")
         if origin is None:
             return True
-        parts = urlsplit(origin)
-        page_origin = (parts.scheme, parts.netloc.lower())
-        return page_origin[1] == _host(request) or page_origin == self._public_origin
+        # Not urlsplit: it raises on half an IPv6 address.
+        scheme, _, host = origin.lower().partition("://")
+        return host == _host(request) or (scheme, host) == self._public_origin
 
     def client(self, request: Request) -> str:
         """Return the client's address; behind a proxy the last one in `X-Forwarded-For`, which the proxy itself saw."""
