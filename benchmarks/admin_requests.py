@@ -62,12 +62,8 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined] # not in its _
 
 from penstock import clients
 from penstock.clients.answers import answered
-from penstock.clients.groups import (
-    GroupAdmin,
-    alter_group_offsets,
-    committed_offsets,
-    describe_groups,
-)
+from penstock.clients.factory import AdminClient as OurAdminClient
+from penstock.clients.groups import alter_group_offsets, committed_offsets, describe_groups
 from penstock.devbroker import DevBroker
 
 TOPIC, PARTITIONS = "asked", 6
@@ -195,16 +191,16 @@ class Clients:
         self._group = group
 
     @cached_property
-    def admin(self) -> GroupAdmin:
-        """A client that is renewed."""
-        return GroupAdmin(lambda: clients.admin(self.address, {}))
+    def admin(self) -> OurAdminClient:
+        """The client of guarded requests, until one has no answer."""
+        return clients.admin(self.address, {})
 
-    def guarded(self, ask: Callable[[AdminClient], Future[Any]]) -> None:
-        """Ask as penstock does, with a limit that is often too short."""
+    def guarded(self, ask: Callable[[OurAdminClient], Future[Any]]) -> None:
+        """Ask as penstock does, with a limit that is often too short, and drop the client after a missing answer."""
         try:
-            answered(ask(self.admin.client), ANSWER_S / 5)
+            answered(ask(self.admin), ANSWER_S / 5)
         except KafkaException:
-            self.admin.renew()
+            del self.admin
             raise
 
     @cached_property

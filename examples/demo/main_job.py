@@ -1,4 +1,4 @@
-"""`run`: the main job from the flights to the verdict."""
+"""`run`: the demo from the flights to the verdict."""
 
 from __future__ import annotations
 
@@ -29,34 +29,34 @@ _PARTITIONS = 4
 
 _INTERRUPTED = 130
 
-#: Columns of a line where there is no terminal to say: the verdict fits.
+#: Width of a line without a terminal: the verdict fits.
 _FILE_WIDTH = 120
 
 
 def run(flights: Sequence[Flight], console: Console, *, seed: int, spark: bool, page: bool, keep: bool) -> int:
-    """Run the demo and return its exit code: 0 every promise kept, 1 not, 130 interrupted.
+    """Run the demo and return its exit code: 0 if every promise was kept, 1 if not, 130 if interrupted.
 
-    Starts an embedded broker and processes, and ends them whatever happens. Call it from the main thread.
+    Starts an embedded broker and processes, and always ends them. Call it from the main thread.
 
     Args:
-        flights: all flights, in schedule order; `ConfigurationError` where they are too few.
-        console: gets the progress and the verdict.
+        flights: all flights, in schedule order; `ConfigurationError` if there are too few.
+        console: shows the progress and the verdict.
         seed: chooses the poison flight.
-        spark: whether Spark takes part.
-        page: whether the dashboard is served meanwhile.
-        keep: whether the databases, the broker's data and the logs stay in a folder here, which is named.
+        spark: whether to run Spark.
+        page: whether to serve the dashboard meanwhile.
+        keep: whether to keep the databases, the broker's data and the logs in a folder here, and print its name.
     """
     if not console.is_terminal:
         console.width = max(console.width, _FILE_WIDTH)
     chosen = plan(flights, seed)
     title = f"{len(flights):,} flights in the CSV, {sum(flight.departed for flight in flights):,} departed"
     console.print(f"{title}. Starting an embedded Kafka{' and Spark' if spark else ''} ...", soft_wrap=True)
-    former = signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends it in order, as Ctrl-C does
+    previous_handler = signal.signal(signal.SIGTERM, signal.default_int_handler)  # shuts down as Ctrl-C does
     try:
         with _folder(console, keep=keep) as folder:
-            # Tries of the poison flight are expected, and not for the screen.
+            # Errors of the poison flight are expected: they go to a file and not to the screen.
             logging.basicConfig(filename=folder / "demo.log", format="%(asctime)s %(threadName)s %(name)s: %(message)s")
-            rows = _perform(flights, chosen, folder, console, spark=spark, page=page)
+            rows = _run_all(flights, chosen, folder, console, spark=spark, page=page)
     except PenstockError as error:
         console.print(Text(f"The demo failed: {error}", style="red"), soft_wrap=True)
         return 1
@@ -64,7 +64,7 @@ def run(flights: Sequence[Flight], console: Console, *, seed: int, spark: bool, 
         console.print("Interrupted: every process of the demo has ended.")
         return _INTERRUPTED
     finally:
-        signal.signal(signal.SIGTERM, former)
+        signal.signal(signal.SIGTERM, previous_handler)
     aircraft = len({flight.tail for flight in flights if flight.departed and flight.tail})
     console.print(table(f"{title}, {aircraft:,} aircraft", rows))
     if kept(rows):
@@ -74,10 +74,10 @@ def run(flights: Sequence[Flight], console: Console, *, seed: int, spark: bool, 
     return 1
 
 
-def _perform(
+def _run_all(
     flights: Sequence[Flight], chosen: Plan, folder: Path, console: Console, *, spark: bool, page: bool
 ) -> list[Row]:
-    """Start everything, let the first sender die, wait until all is settled, and return the verdict."""
+    """Start everything, kill the first sender, wait until everything is settled, and return the verdict."""
     write_schedule(folder, flights)
     create_database(folder)
     fleet = Fleet(chosen.poison)
@@ -95,28 +95,28 @@ def _perform(
                 console.print(f"The page: http://{address}", soft_wrap=True)
             if spark:
                 stage.start("spark", "demo.totals", servers)
-                # Nothing else is busy meanwhile: Spark fails to start when it is starved of time.
+                # Before the senders: Spark fails to start if it gets too little processor time.
                 stage.until(lambda _: query_runs(folder), "Spark's query runs")
-            begun = time.monotonic()
+            started_at = time.monotonic()
             other = stage.start("sender-1", "demo.airline", servers, "1")
             dying = stage.start("sender-0", "demo.airline", servers, "0", str(chosen.killed), ends_with=-signal.SIGKILL)
             try:
                 stage.until(lambda _: dying.exit_code() is not None, "a sender died between local commit and decision")
-                again = stage.start("sender-0", "demo.airline", servers, "0")
-                stage.until(lambda _: again.exit_code() == other.exit_code() == 0, "every flight is sent")
-                rates.append(rate("transactions sent", len(flights), time.monotonic() - begun))
+                replacement = stage.start("sender-0", "demo.airline", servers, "0")
+                stage.until(lambda _: replacement.exit_code() == other.exit_code() == 0, "every flight is sent")
+                rates.append(rate("transactions sent", len(flights), time.monotonic() - started_at))
                 stage.until(lambda counts: not counts["pending"], "every transaction is settled")
                 published = len(read_topic(servers, TOPIC))
                 stage.until(lambda counts: counts["handled"] >= published, "the app has handled every message")
-                rates.append(rate("messages handled", published, time.monotonic() - begun))
+                rates.append(rate("messages handled", published, time.monotonic() - started_at))
                 if spark:
                     stored = "Spark has stored every message"
                     stage.until(lambda counts: counts["in Spark's table"] >= published, stored)
-                    rates.append(rate("rows through Spark", published, time.monotonic() - begun))
+                    rates.append(rate("rows through Spark", published, time.monotonic() - started_at))
             except StalledError as error:  # the verdict shows what is missing
                 console.print(Text(str(error), style="red"), soft_wrap=True)
             pending = stage.counts()["pending"]
-        # All has ended now, and nothing changes any more.
+        # Everything has ended now, so nothing changes.
         with closing(connect(folder)) as connection:
             recorded = [sequence for (sequence,) in connection.execute("SELECT sequence FROM flights")]
         evidence = Evidence(
@@ -138,7 +138,7 @@ def _free_address() -> str:
 
 @contextmanager
 def _folder(console: Console, *, keep: bool) -> Iterator[Path]:
-    """Yield the folder of this run: one that stays, in the current folder, or a temporary one."""
+    """Yield the folder of this run: a lasting one in the current folder, or a temporary one."""
     if keep:
         path = Path.cwd() / f"demo-{datetime.now().astimezone():%Y%m%d-%H%M%S}"
         path.mkdir()

@@ -1,9 +1,9 @@
-"""The demo's processes: each runs one module, has a log file, and does not outlive the demo.
+"""The demo's processes: each runs one module, has a log file, and ends with the demo.
 
     python -m demo.parts MODULE ARGUMENT ...
 
-The demo holds the other end of a part's standard input, and writes nothing. That end is closed when the demo ends,
-however it ends, SIGKILL included; the part then gets SIGTERM.
+The demo holds the other end of a part's standard input, and writes nothing. The kernel closes that end when the demo
+ends, also by SIGKILL. Then the part sends itself SIGTERM.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from typing import Self
 
 from penstock import PenstockError
 
-#: Seconds that a part has to end.
+#: Seconds for a part to end.
 _END_TIMEOUT_S = 30.0
 
 _LAST_LINES = 15
 
 
 class PartError(PenstockError):
-    """A part of the demo failed; the message says which, and what it said last."""
+    """A part of the demo failed. The message names it and shows its last lines."""
 
 
 class Part:
-    """A running process, and a context manager that ends it. `ends_with` is the exit code that is no failure."""
+    """A running process, and a context manager that ends it. `ends_with` is the expected exit code."""
 
     def __init__(self, name: str, folder: Path, module: str, *arguments: str, ends_with: int = 0) -> None:
         self._name, self._ends_with = name, ends_with
@@ -44,15 +44,15 @@ class Part:
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
-                start_new_session=True,  # Ctrl-C in a terminal goes to the demo alone, which ends its parts in order
+                start_new_session=True,  # Ctrl-C in a terminal goes only to the demo, which then ends its parts
             )
 
     def exit_code(self) -> int | None:
-        """Return its exit code (negative: the signal that ended it), or None while it runs."""
+        """Return its exit code, None while it runs, or the negative number of the signal that ended it."""
         return self._process.poll()
 
     def require_no_failure(self) -> None:
-        """Raise `PartError` with the end of its log where it has ended with another code than it should."""
+        """Raise `PartError` with the end of its log if it has ended with an unexpected code."""
         code = self.exit_code()
         if code in (None, self._ends_with):
             return
@@ -77,7 +77,7 @@ class Part:
 
 
 def _end_with_the_demo() -> None:
-    os.read(sys.stdin.fileno(), 1)  # returns at the end of the pipe, and not before
+    os.read(sys.stdin.fileno(), 1)  # returns only when the pipe is closed
     os.kill(os.getpid(), signal.SIGTERM)
 
 

@@ -1,4 +1,4 @@
-"""What happens to which flight, fixed before anything is sent: who sends it, who decides it, where a sender dies."""
+"""The plan, fixed before anything is sent: which sender sends a flight, who decides it, and where a sender dies."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from demo.flights import Flight
 from penstock.errors import ConfigurationError
 
-#: One flight in so many is left to a check.
+#: One of so many flights is left to a check.
 UNKNOWN_EVERY = 50
 
-#: Sending processes. The second goes on, and answers checks, while the first is dead.
+#: Sending processes. While the first is dead, the second goes on and answers checks.
 SENDERS = 2
 
 
@@ -28,27 +28,27 @@ class Plan:
 
 
 def left_unknown(flight: Flight) -> bool:
-    """Tell whether the sender leaves this flight's transaction to a check."""
+    """Return whether the sender leaves this flight's transaction to a check."""
     return flight.sequence % UNKNOWN_EVERY == UNKNOWN_EVERY - 1
 
 
 def share_of(flight: Flight, shares: int) -> int:
-    """Return the number of the share a flight belongs to, by its aircraft."""
+    """Return the number of a flight's share, by its aircraft."""
     return zlib.crc32((flight.tail or "").encode()) % shares
 
 
 def plan(flights: Sequence[Flight], seed: int) -> Plan:
-    """Choose the poison flight by chance, and the killed sender's flight a third into its share.
+    """Choose the poison flight at random. The killed sender's flight is at a third of its share.
 
-    `ConfigurationError` where there are too few departed flights with a key to choose from.
+    `ConfigurationError` if there are too few departed flights with a key.
     """
     departed = [flight for flight in flights if flight.departed and flight.tail is not None]
     of_first_sender = [flight for flight in departed if share_of(flight, SENDERS) == 0 and not left_unknown(flight)]
     if not of_first_sender or len(departed) == 1:
         raise ConfigurationError(
-            f"the input has {len(flights)} flights, {len(departed)} of them departed with a key, of which the first "
-            f"sender decides {len(of_first_sender)}: it needs one to die at, and the demo another to plant as poison; "
-            "give a file with more flights, or other --key and --status columns"
+            f"the input has {len(flights)} flights; {len(departed)} departed and have a key, and the first sender "
+            f"decides {len(of_first_sender)} of these. The demo needs one of those to kill the sender, and another "
+            "departed one as poison; give a file with more flights, or other --key and --status columns"
         )
     killed = of_first_sender[len(of_first_sender) // 3].sequence
     others = [flight.sequence for flight in departed if flight.sequence != killed]

@@ -1,4 +1,4 @@
-"""What runs during the demo: coordinator, app and processes, and waiting until they are so far."""
+"""Runs the demo's coordinator, app and processes, shows their progress, and waits for conditions."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from demo.parts import Part
 from demo.totals import read_totals
 from penstock import Coordinator, PenstockError
 
-#: Checks come soon and often here, so that the demo ends soon: the defaults are 6 and 30 seconds.
+#: Short times for checks, so that the demo ends soon: the defaults are 6 and 30 seconds.
 _TRANSACTION_TIMEOUT_S = 1.0
 _CHECK_INTERVAL_S = 2.0
 _CHECK_MAX = 50
 
-#: Seconds without any progress after which a wait ends: Spark takes a minute to start on a busy machine.
+#: Seconds without progress until a wait fails: Spark takes a minute to start on a busy machine.
 STALLED_S = 120.0
 
-_LOOK_S = 0.1
+_POLL_S = 0.1
 
-#: The newest counts, by the name of their bar; `pending` has none.
+#: The newest counts, by the name of their progress bar; `pending` has none.
 Counts = Mapping[str, int]
 
 
 class StalledError(PenstockError):
-    """Nothing has moved for long; the message says what was waited for."""
+    """A wait made no progress for too long. The message names its condition."""
 
 
 class Stage:
-    """All that runs: a context manager, for the main thread, that starts the first parts and ends all.
+    """Coordinator, app and processes: a context manager for the main thread. It starts the first and ends all.
 
-    `totals` says which bars there are, and what each ends with.
+    `totals` names the progress bars and their final counts.
     """
 
     def __init__(self, servers: str, folder: Path, fleet: Fleet, console: Console, totals: Counts) -> None:
@@ -51,7 +51,7 @@ class Stage:
         )
         self._parts: list[Part] = []
         self._stack = ExitStack()
-        self._begun = time.monotonic()
+        self._started_at = time.monotonic()
         columns = (TextColumn("{task.description:<17}"), BarColumn(bar_width=40), MofNCompleteColumn())
         self._progress = Progress(*columns, TimeElapsedColumn(), console=console)
         self._bars = {name: self._progress.add_task(name, total=total) for name, total in totals.items()}
@@ -60,7 +60,7 @@ class Stage:
         with ExitStack() as stack:
             stack.enter_context(self._coordinator)
             self._app = stack.enter_context(self._fleet.app(self._servers).start())
-            # Answers checks also while a sender is dead, and when both have sent all and ended.
+            # Answers checks while a sender is dead, and after both have sent everything and ended.
             stack.enter_context(new_producer(self._servers, self._folder))
             stack.enter_context(self._progress)
             self._stack = stack.pop_all()
@@ -70,13 +70,13 @@ class Stage:
         self._stack.__exit__(*raised)  # type: ignore[arg-type]  # the three values of the with statement
 
     def start(self, name: str, module: str, *arguments: str, ends_with: int = 0) -> Part:
-        """Start a process, which is to run until the end or to end with that code."""
+        """Start a process. It must run until the end of the demo, or end with the code `ends_with`."""
         part = self._stack.enter_context(Part(name, self._folder, module, *arguments, ends_with=ends_with))
         self._parts.append(part)
         return part
 
     def counts(self) -> Counts:
-        """Return how far everything is."""
+        """Return the current counts."""
         transactions = self._coordinator.statistics()
         return {
             "sent": transactions.committed + transactions.rolled_back + transactions.pending,
@@ -87,23 +87,23 @@ class Stage:
         }
 
     def until(self, condition: Callable[[Counts], bool], what: str) -> None:
-        """Wait until the condition holds, showing the counts, and say so.
+        """Wait until the condition is true, show the counts meanwhile, and print `what` then.
 
-        `PartError` where a process failed, `StalledError` where nothing moves any more; or what stopped the app.
+        `PartError` if a process failed, `StalledError` without progress, or the failure that stopped the app.
         """
-        counts, moved = self.counts(), time.monotonic()
+        counts, moved_at = self.counts(), time.monotonic()
         while not condition(counts):
             for part in self._parts:
                 part.require_no_failure()
             self._app.wait(0)
-            if time.monotonic() > moved + STALLED_S:
+            if time.monotonic() > moved_at + STALLED_S:
                 raise StalledError(f"nothing has moved for {STALLED_S:g} s while waiting until {what}: {counts}")
-            time.sleep(_LOOK_S)
-            former, counts = counts, self.counts()
+            time.sleep(_POLL_S)
+            previous, counts = counts, self.counts()
             for name, bar in self._bars.items():
                 self._progress.update(bar, completed=counts[name])
-            if counts != former:
-                moved = time.monotonic()
+            if counts != previous:
+                moved_at = time.monotonic()
         self._progress.console.print(
-            f"{time.monotonic() - self._begun:5.0f} s  {what}", soft_wrap=True, highlight=False
+            f"{time.monotonic() - self._started_at:5.0f} s  {what}", soft_wrap=True, highlight=False
         )

@@ -1,8 +1,8 @@
-"""Totals of each aircraft, in a table that Spark keeps: a process of its own, with Spark inside.
+"""Totals of each aircraft, in a table that Spark writes: a separate process with Spark inside.
 
     python -m demo.totals BOOTSTRAP_SERVERS
 
-`SqlSink` stores the rows of a batch and the place it has reached in one SQL transaction: each flight counts once.
+`SqlSink` stores the rows of a batch and its position in one SQL transaction, so each flight counts once.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ if TYPE_CHECKING:
 
 _DATABASE, _TABLE, _CHECKPOINT = "totals.sqlite", "aircraft", "checkpoint"
 
-#: A small Spark, for a machine that runs everything else, too.
+#: A small Spark, because the machine also runs everything else.
 _SPARK = (
     "--master local[2] --driver-memory 1g --conf spark.ui.enabled=false --conf spark.sql.shuffle.partitions=2 "
     "--conf spark.driver.host=127.0.0.1 --conf spark.driver.bindAddress=127.0.0.1 --conf spark.local.dir=spark "
     "--conf spark.python.unix.domain.socket.enabled=true pyspark-shell"
 )
 
-#: What the table holds of one aircraft: how many departed flights, and their minutes of delay.
+#: The table's values of one aircraft: number of departed flights, and sum of their minutes of delay.
 Totals = tuple[int, int]
 
 
 def plain_totals(flights: Iterable[Flight]) -> dict[str, Totals]:
-    """Return the totals of each aircraft; flights without one stand together under the empty name."""
+    """Return the totals of each aircraft. Flights without an aircraft are summed under the empty name."""
     totals: dict[str, Totals] = {}
     for flight in flights:
         if flight.departed:
@@ -48,7 +48,7 @@ def plain_totals(flights: Iterable[Flight]) -> dict[str, Totals]:
 
 
 def read_totals(folder: Path) -> dict[str, Totals]:
-    """Return the totals in Spark's table; none where Spark has stored no batch yet."""
+    """Return the totals in Spark's table; empty if Spark has stored no batch yet."""
     with closing(sqlite3.connect(folder / _DATABASE, timeout=30)) as connection:
         known = connection.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (_TABLE,)).fetchone()
         rows = connection.execute(f"SELECT tail, flights, delay FROM {_TABLE}").fetchall() if known else []  # noqa: S608 - a constant
@@ -56,13 +56,13 @@ def read_totals(folder: Path) -> dict[str, Totals]:
 
 
 def query_runs(folder: Path) -> bool:
-    """Tell whether Spark's query has started: it then has a checkpoint."""
+    """Return whether Spark's query has started: then there is a checkpoint."""
     return (folder / _CHECKPOINT / "metadata").exists()
 
 
 def _rows(messages: DataFrame) -> DataFrame:
-    """Make a row of each message; topic, partition and offset are for the sink, which counts each row once."""
-    from pyspark.sql import functions as F  # noqa: N812 - Spark's customary name
+    """Make a row of each message. The sink uses topic, partition and offset to count each row once."""
+    from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
     flight = F.from_json(F.col("value").cast("string"), "tail STRING, delay BIGINT")
     tail = F.coalesce(flight["tail"], F.lit("")).alias("tail")

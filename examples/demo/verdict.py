@@ -1,4 +1,4 @@
-"""The verdict: what was promised against what was found in topics and databases when all is over."""
+"""The verdict: compares the promises with the contents of topics and databases after the end of the demo."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from penstock import PenstockError
 
 Value = TypeVar("Value")
 
-#: Seconds in which the broker says something, whatever it is.
+#: Seconds for any answer of the broker.
 _ANSWER_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A line of the verdict. `holds` is None where nothing was promised, as for a rate."""
+    """A line of the verdict. `holds` is None if there was no promise, as for a rate."""
 
     name: str
     promised: str
@@ -35,16 +35,16 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What was found."""
+    """The findings."""
 
     #: Sequences of the flights in the airline's table.
     recorded: Sequence[int]
-    #: The messages of the topic, and those of its dead letters.
+    #: The messages of the topic and of its dead-letter topic.
     published: Sequence[Flight]
     dead_letters: Sequence[Flight]
     #: The app's handler.
     fleet: Fleet
-    #: Spark's table; None where Spark took no part.
+    #: Spark's table; None if Spark did not run.
     totals: Mapping[str, Totals] | None
     #: Transactions that the coordinator has not settled.
     pending: int
@@ -53,10 +53,10 @@ class Evidence:
 
 
 def read_topic(bootstrap_servers: str, topic: str) -> list[Flight]:
-    """Return every committed message of a topic up to its end, as a plain client finds it, without penstock."""
+    """Return every committed message of a topic up to its end, read by a plain client without penstock."""
     settings = {
         "bootstrap.servers": bootstrap_servers,
-        "group.id": "penstock-demo-reader",  # the client wants a name; nothing is committed under it
+        "group.id": "penstock-demo-reader",  # the client requires a name; nothing is committed with it
         "enable.auto.commit": False,
         "isolation.level": "read_committed",
         "enable.partition.eof": True,
@@ -81,7 +81,7 @@ def read_topic(bootstrap_servers: str, topic: str) -> list[Flight]:
 
 
 def judge(flights: Sequence[Flight], plan: Plan, evidence: Evidence) -> list[Row]:
-    """Compare what was found with the flights in the file."""
+    """Compare the findings with the flights in the file."""
     departed = sum(flight.departed for flight in flights)
     handled, states, totals = evidence.fleet.handled, evidence.fleet.states, evidence.totals
     rows = [
@@ -108,24 +108,24 @@ def judge(flights: Sequence[Flight], plan: Plan, evidence: Evidence) -> list[Row
 
 
 def rate(name: str, count: int, seconds: float) -> Row:
-    """Return the line of a rate, which nobody promised."""
+    """Return the line of a rate, which is no promise."""
     return Row(name, "", f"{count / seconds:,.0f}/s", None)
 
 
 def kept(rows: Sequence[Row]) -> bool:
-    """Tell whether every promise was kept."""
+    """Return whether every promise was kept."""
     return all(row.holds is not False for row in rows)
 
 
 def table(title: str, rows: Sequence[Row]) -> Table:
-    """Lay the verdict out. A broken promise stands in red and says BROKEN, for terminals without colours."""
+    """Return the verdict as a table. A broken promise is red and marked BROKEN, for terminals without colours."""
     promised, found = Column("promised", justify="right"), Column("found", justify="right")
-    laid_out = Table("", promised, found, "", title=title, title_justify="left")
+    result = Table("", promised, found, "", title=title, title_justify="left")
     for row in rows:
         word, style = {True: ("kept", "green"), False: ("BROKEN", "bold red"), None: ("", "dim")}[row.holds]
         line_style = style if row.holds is not True else ""
-        laid_out.add_row(row.name, row.promised, row.found, Text(word, style=style), style=line_style)
-    return laid_out
+        result.add_row(row.name, row.promised, row.found, Text(word, style=style), style=line_style)
+    return result
 
 
 def _same(name: str, promised: str, found: str) -> Row:
@@ -141,5 +141,5 @@ def _named(sequences: Sequence[int]) -> str:
 
 
 def _differing(expected: Mapping[str, Value], found: Mapping[str, Value]) -> int:
-    """Count the keys whose value differs, or that only one side has."""
+    """Count the keys whose values differ, or that only one side has."""
     return sum(expected.get(key) != found.get(key) for key in expected.keys() | found.keys())

@@ -68,7 +68,7 @@ class App(HandlerRegistry, SinkRegistry):
         revoke_timeout: seconds that a revocation waits for running handlers and for its commit.
         stall_after: seconds in a handler after which the watchdog reports a message.
         time_limit: seconds that a handler without its own `time_limit` may take; None (default): no limit.
-        dead_letter_limit: the rate of failed messages at which the app stops instead of writing more dead letters.
+        dead_letter_limit: when the app stops instead of giving up one more message, as a dead letter or dropped.
         middlewares: functions `(message, call_next)` around every handler, the first outermost; see `Middleware`.
         telemetry: spans and metrics by OpenTelemetry; None (default): none, at no cost.
         exactly_once: True: the results of handlers and the offsets of their messages are committed in one Kafka

@@ -46,7 +46,7 @@ class StoppedError(PenstockError, RuntimeError):
 class RetryLater(PenstockError):  # noqa: N818 - it asks for something, it reports no error
     """Raised by a handler: try this message again after some seconds, instead of the policy's wait.
 
-    It counts as a try, and the policy retries it like any failure that it retries. The policy's `stop` still decides
+    It counts as a try, and is retried whatever the policy's `retry` says of failures. The policy's `stop` still decides
     when to give up.
 
     Args:
@@ -82,7 +82,7 @@ class BatchError(PenstockError):
 
 
 class GivenUpError(PenstockError):
-    """The error in a dead letter of a message that was given up by request, before its tries were exhausted."""
+    """The error in a dead letter of a message that was given up by request: before its last try, or while held."""
 
     def __init__(self, place: str, tries: int, failed_with: str) -> None:
         last = f", the last of which failed with {failed_with}" if failed_with else ""
@@ -165,7 +165,7 @@ class SourceError(PenstockError, RuntimeError):
 
 
 class DevBrokerError(PenstockError, RuntimeError):
-    """The embedded broker could not be started."""
+    """The embedded broker, or something that it needs, could not be started."""
 
 
 def class_name(error: BaseException) -> str:

@@ -21,7 +21,7 @@ from penstock.errors import ConfigurationError
 from penstock.option_list import refusing_removed
 from penstock.options import ClientConfig, instance_id
 
-#: Not `penstock.status`, which is a topic of the transaction store with the prefix `penstock`.
+#: Not `penstock.status`, which is a topic of the transaction store with the prefix `penstock`, kept for an hour.
 REPORTS_TOPIC = "penstock.reports"
 #: The longest interval of reports, in seconds: with a longer one, a silent member would be noticed too late.
 MOST_INTERVAL_S = 60.0

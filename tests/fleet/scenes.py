@@ -71,6 +71,7 @@ class Scene:
 
     def __init__(self, groups: Callable[[], Sequence[Group]] | None = None) -> None:
         self.trouble: str | None = None
+        self.is_stale = False
         self.ignored: Mapping[str, int] = {}
         self.make = groups or self._known
         #: How often it was looked at.

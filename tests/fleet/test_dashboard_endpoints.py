@@ -24,8 +24,9 @@ ANY = Address("127.0.0.1", 0)
 
 
 def test_a_process_starts_works_hangs_at_a_handler_that_is_named_goes_on_and_stops(
-    broker: DevBroker, new_topic: Callable[..., str]
+    broker: DevBroker, new_topic: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("penstock.fleet.page.hub.STEP_S", 0.1)
     topic = new_topic(1)
     reader = InMemoryMetricReader()
     telemetry = Telemetry(meter_provider=MeterProvider([reader], shutdown_on_exit=False))
@@ -60,10 +61,13 @@ def test_a_process_starts_works_hangs_at_a_handler_that_is_named_goes_on_and_sto
             stopping = threading.Thread(target=running.stop)
             stopping.start()
             wait_until(lambda: reasons(endpoints, "/readyz") == "the app is stopping")
+            stopping.join(1)
+            charts = request(endpoints.address, f"/api/groups?group={topic}").content["history"]["series"]
             go_on.set()
             stopping.join(60)
         assert reasons(endpoints, "/healthz") == ""
 
+    assert charts["lag"][-1] is not None  # a process knows its own state while it stops
     assert (hung.startswith(f"{topic}:0@0 has been in "), "hang for " in hung) == (True, True)
     assert f"on penstock-worker-{topic}-" in hung
     assert hung.endswith("the limit is 0.5 s")

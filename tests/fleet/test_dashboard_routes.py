@@ -69,7 +69,7 @@ def test_a_state_names_groups_and_a_view_has_its_details_the_worst_first_and_an_
 
 def test_states_come_again_and_again_and_history_with_the_first_and_after_one_of_another_process() -> None:
     scene = Scene()
-    scene.trouble = "no broker answers"
+    scene.is_stale = True
     with serving(scene) as url:
         first = state(url)
         second = state(url, first["made"])

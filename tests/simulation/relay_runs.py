@@ -185,10 +185,13 @@ class Run:
         self.kafka.closed ^= {"sick"}
 
     def settle(self) -> None:
-        """What was published becomes durably so, and the done log may be trimmed."""
+        """What was published becomes durably so."""
         if self.unsettled:
             self.submit(Settled(tuple(self.unsettled)))
             self.unsettled.clear()
+
+    def trim(self) -> None:
+        """The coordinator trims the done log now and then, whatever is settled."""
         self.relay.trim()
 
     def step(self) -> None:
@@ -204,6 +207,8 @@ class Run:
         # What was published and not settled comes again from the journal, and is in the done log.
         self.open()
         self.drain()
+        self.settle()
+        assert not self.store.published_ids, "what was published is settled in the end"
 
     def drain(self) -> None:
         for _ in range(40):
@@ -251,7 +256,7 @@ class Run:
 
 
 #: What may happen next, and how often.
-MOVES = ((Run.begin, Run.decide, Run.step, Run.settle, Run.close_or_open, Run.open), (5, 6, 8, 2, 1, 1))
+MOVES = ((Run.begin, Run.decide, Run.step, Run.settle, Run.trim, Run.close_or_open, Run.open), (5, 6, 8, 2, 2, 1, 1))
 
 
 def without_clients(patch: pytest.MonkeyPatch, clock: Clock) -> None:

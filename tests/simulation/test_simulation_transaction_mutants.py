@@ -129,8 +129,12 @@ def sends_what_was_rolled_back(patch: pytest.MonkeyPatch) -> None:
 
 
 def settles_nothing(patch: pytest.MonkeyPatch) -> None:
-    """What is published is not written down as settled, and the done log is trimmed all the same."""
+    """What is published is not written down as settled."""
     patch.setattr(relay_runs.Run, "settle_later", lambda self, transaction_ids: None)
+
+
+def trims_what_is_not_settled(patch: pytest.MonkeyPatch) -> None:
+    """The done log is trimmed before the journal has what it says."""
     patch.setattr(FileShard, "is_durable", lambda self: True)
 
 
@@ -190,6 +194,7 @@ PLANTS: dict[Callable[[int], object], list[Plant]] = {
         accepts_decisions_on_nothing,
         sends_what_was_rolled_back,
         settles_nothing,
+        trims_what_is_not_settled,
         publishes_what_the_done_log_has,
         publishes_again_what_was_in_doubt,
         forgets_what_was_in_doubt,

@@ -205,7 +205,7 @@ UNFIT = [
     ("(id VARCHAR(9) PRIMARY KEY, price BIGINT) ENGINE=Aria", "is of Aria, and only InnoDB stores"),
     ("(id VARCHAR(9) PRIMARY KEY, price BIGINT, UNIQUE (price))", r"unique index on \(price\), and ON DUPL"),
     ("(id VARCHAR(9) PRIMARY KEY, price BIGINT, UNIQUE (id(3)))", "has another unique index, and ON DUPL"),
-    ("(id VARCHAR(9) COLLATE utf8mb4_general_ci PRIMARY KEY, price BIGINT)", "collation utf8mb4_general_ci, by"),
+    ("(id VARCHAR(9) COLLATE utf8mb4_general_ci PRIMARY KEY, price BIGINT)", "collation utf8mb4_general_ci, which"),
     ("(id VARCHAR(9) COLLATE utf8mb4_uca1400_as_cs PRIMARY KEY, price BIGINT)", "collation utf8mb4_uca1400_as_cs"),
     ("(id VARCHAR(9) CHARACTER SET latin1 COLLATE latin1_bin PRIMARY KEY, price BIGINT)", "collation latin1_bin"),
 ]

@@ -175,7 +175,7 @@ def test_a_staging_table_that_a_crash_has_emptied_is_noticed(server: TestDatabas
         server.execute(f"TRUNCATE {stages(server)[0]}")
 
     sink = SqlSink(server.url, "events")
-    with pytest.raises(SinkError, match="holds 0 rows where its tasks had copied 4"):
+    with pytest.raises(SinkError, match="holds 0 rows, but its tasks copied 4"):
         sink(frame(PRICES, [(0, n, "a", 1) for n in range(4)], between=empty), 0)
 
     assert server.rows("SELECT * FROM events") == []

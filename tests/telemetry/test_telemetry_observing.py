@@ -50,10 +50,7 @@ EXPECTED = {
         (("penstock.rebalance.kind", "revoked"),): 7,
         (("penstock.rebalance.kind", "lost"),): 10,
     },
-    "penstock.commits": {
-        (("penstock.commit.outcome", "ok"),): 99,
-        (("penstock.commit.outcome", "failed"),): 13,
-    },
+    "penstock.commits": {(("penstock.commit.outcome", "ok"),): 99, (("penstock.commit.outcome", "failed"),): 13},
 }
 
 

@@ -19,14 +19,7 @@ GOOD = f"00-{TRACE}-{SPAN}-01".encode()
 
 @pytest.mark.parametrize(
     "content",
-    [
-        None,
-        b"",
-        b"\xff\xfe\x00",
-        GOOD[:-1],
-        b"00-" + b"0" * 32 + b"-" + SPAN.encode() + b"-01",
-        GOOD.ljust(100_000),
-    ],
+    [None, b"", b"\xff\xfe\x00", GOOD[:-1], b"00-" + b"0" * 32 + b"-" + SPAN.encode() + b"-01", GOOD.ljust(100_000)],
 )
 def test_a_malformed_traceparent_counts_as_absent(content: bytes | None) -> None:
     assert extract([("traceparent", content)]) is None

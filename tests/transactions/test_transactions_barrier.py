@@ -11,6 +11,7 @@ from contextlib import closing, contextmanager
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import psycopg
 import pymysql.cursors
@@ -332,13 +333,16 @@ def test_a_check_without_a_limit_waits_half_as_long_as_it_may_take(database: Tes
 
 
 def test_a_producer_tells_the_check_of_a_barrier_how_long_it_may_take() -> None:
-    check = barrier_check(lambda: None)
+    check, mocked = barrier_check(lambda: None), mock.Mock()
 
-    producer = TransactionalProducer("orders", bootstrap_servers="127.0.0.1:9", check=check, check_timeout=4.0)
+    def check_in_use(given: Any) -> object:
+        producer = TransactionalProducer("orders", bootstrap_servers="127.0.0.1:9", check=given, check_timeout=4.0)
+        assert producer._core._checks is not None
+        return producer._core._checks._check
 
-    assert producer._core._checks is not None
-    bounded = producer._core._checks._check
+    bounded = check_in_use(check)
     assert isinstance(bounded, BarrierCheck)
+    assert check_in_use(mocked) is mocked
     assert (check.check_timeout, bounded.check_timeout) == (30.0, 4.0)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import threading
 import time
@@ -185,6 +186,25 @@ def test_who_waits_for_the_handing_over_alone_goes_on_and_a_lost_decision_is_cou
     statistics = producer.statistics()
     assert (statistics.in_flight, statistics.committed, statistics.lost_decisions) == (0, 1, 1)
     producer.stop()
+
+
+def test_a_log_handler_that_stops_the_producer_leaves_no_thread_waiting(store: MuteStore) -> None:
+    producer = TransactionalProducer("orders", store=store, send_timeout=0.05).start()
+    unseen = producer.submit("t", value=b"v", wait="published")
+    store.say_prepared(0)
+    store.decides[0][1](None)
+    handler = logging.Handler()
+    handler.emit = lambda _: producer.stop(0)  # type: ignore[method-assign] # on the deadline thread
+    logging.getLogger("penstock.transactions").addHandler(handler)
+
+    try:
+        producer.submit("t", value=b"lost", wait="sent")
+        store.say_prepared(1)
+
+        with pytest.raises(PublicationNotSeenError, match="the producer was stopped"):
+            unseen.result(10)
+    finally:
+        logging.getLogger("penstock.transactions").removeHandler(handler)
 
 
 def test_the_bytes_in_flight_are_bounded_and_one_alone_may_have_more(store: MuteStore) -> None:

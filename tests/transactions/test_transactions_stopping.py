@@ -8,13 +8,16 @@ from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import NoReturn
+from unittest.mock import Mock
 
 import pytest
 
+from penstock.devbroker import DevBroker
 from penstock.errors import PenstockError, StoppedError
 from penstock.transactions import Coordinator, SqlStore, TransactionalProducer, acked_producer
 from penstock.transactions.acked_producer import AckedProducer
 from penstock.transactions.stores.kafka import done_watch
+from penstock.transactions.stores.kafka.coordinator.membership import Membership
 from penstock.transactions.stores.kafka.done_watch import DoneWatch
 from penstock.transactions.wire.topics import StoreTopics
 from waiting import wait_until
@@ -57,6 +60,29 @@ def test_a_stop_does_not_wait_for_a_start_that_gets_no_answer(
 
         assert starting.is_alive()
         assert refused or "its start has not returned" in caplog.text
+
+
+def test_a_coordinator_whose_thread_does_not_start_joins_no_group(
+    broker: DevBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    join, start = Mock(), threading.Thread.start
+    monkeypatch.setattr(Membership, "join", join)
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name.startswith("penstock-coordinator-"):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+
+    coordinator = Coordinator(bootstrap_servers=broker.bootstrap_servers, prefix="unstarted")
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="start new thread"):
+            coordinator.start()
+
+    # As a member it would keep its partitions from others, and no thread would serve them.
+    join.assert_not_called()
+    coordinator.stop()
 
 
 def test_a_delivery_report_that_hangs_holds_no_stop(

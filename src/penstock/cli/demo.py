@@ -21,7 +21,7 @@ def demo(
     input_file: Annotated[
         Path | None, typer.Option("--input", metavar="FILE.csv", help="Your own CSV file instead of the flights.")
     ] = None,
-    key: Annotated[str, typer.Option(help=f"{_WITH_INPUT}column of the message key.")] = "tailnum",
+    key: Annotated[str, typer.Option(help=f"{_WITH_INPUT}column of the key, which is kept in order.")] = "tailnum",
     order: Annotated[
         str, typer.Option(help=f"{_WITH_INPUT}columns of the order, most significant first, separated by commas.")
     ] = "year,month,day,sched_dep_time",

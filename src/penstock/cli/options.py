@@ -5,14 +5,15 @@ Other users of a machine can read a command line, so secrets can be given in a f
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import importlib
 import inspect
 import sys
+import sysconfig
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
@@ -154,7 +155,7 @@ class AppOptions:
     config: ClientSettings = None
     config_file: ConfigFile = None
 
-    @contextlib.contextmanager
+    @contextmanager
     def applied(self, *more: str) -> Iterator[None]:
         """Apply the command line's options to an app loaded in the block, or by a process started in it.
 
@@ -271,14 +272,21 @@ def _import_failed(module_name: str, error: Exception) -> ConfigurationError:
             f"no module {error.name} in {Path.cwd()} or among the installed packages; "
             "go to the folder that holds it, or correct the name"
         )
-    stack = traceback.extract_tb(error.__traceback__)
-    # The user's line that failed, not a line of penstock or the standard library below it.
-    others = ("<", contextlib.__file__, str(Path(__file__).parents[1]))
-    line = next((frame for frame in reversed(stack) if not frame.filename.startswith(others)), stack[-1])
-    place = f"({Path(line.filename).name}, line {line.lineno})"
+    place = _line_of_user(error)
     if isinstance(error, ConfigurationError):
-        return ConfigurationError(f"{error} {place}")
+        return ConfigurationError(f"{error}{place}")
     return ConfigurationError(
-        f"module {module_name} could not be imported: {type(error).__name__}: {error} {place}; correct it, or see the "
+        f"module {module_name} could not be imported: {type(error).__name__}: {error}{place}; correct it, or see the "
         "stack with penstock --debug"
     )
+
+
+def _line_of_user(error: Exception) -> str:
+    """Return the user's line that failed, not a line of penstock or the standard library below it; empty if unknown."""
+    library, penstock = Path(sysconfig.get_path("stdlib")), Path(__file__).parents[1]
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        file = Path(frame.filename)
+        is_library = library in file.parents and not {"site-packages", "dist-packages"} & set(file.parts)
+        if not (is_library or penstock in file.parents or frame.filename.startswith("<")):
+            return f" ({file.name}, line {frame.lineno})"
+    return ""  # for example an error of syntax, whose text has the line

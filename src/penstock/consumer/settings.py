@@ -104,7 +104,7 @@ class ConsumerSettings:
         revoke_timeout: how long a revocation waits for running handlers of the revoked partitions, and for its commit.
         stall_after: how long a message may be in a handler before the watchdog reports it.
         time_limit: how long a call may take, for handlers without a limit of their own; None for no limit.
-        dead_letter_limit: how many messages may be given up before the consumer stops; None for no limit.
+        dead_letter_limit: when the consumer stops instead of giving up one more message; None for no limit.
         fetch_size: most messages of one call of the client, which returns at most 1,000,000.
         run_seconds: a worker's time slice with one lane.
         telemetry: the destination of spans and metrics; None for none.

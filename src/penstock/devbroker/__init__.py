@@ -1,7 +1,7 @@
-"""Embedded Kafka: a real broker in a child process, and the Java that it and Spark need.
+"""Embedded Kafka: a real broker in a child process, and the Java for it and for Spark.
 
-`with DevBroker() as broker:` starts one and `broker.bootstrap_servers` is its address. With `security=` and `acls=`
-clients have to prove who they are, and may do what they were allowed to.
+`with DevBroker() as broker:` starts a broker. `broker.bootstrap_servers` is its address. With `security=` clients must
+log in, and with `acls=` they need permissions.
 """
 
 from penstock.devbroker.access import AskedRight

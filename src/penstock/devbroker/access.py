@@ -1,4 +1,4 @@
-"""Who is let into an embedded broker, and what each may do there: the part of `DevBroker` that security adds."""
+"""Users and permissions of an embedded broker: the security part of `DevBroker`."""
 
 from __future__ import annotations
 
@@ -32,23 +32,23 @@ from penstock.devbroker.node import SILENT
 from penstock.devbroker.security import ADMIN, MECHANISM, ClientSecurity, User, write_private
 from penstock.errors import ConfigurationError, DevBrokerError
 
-#: Seconds within which a new user is let in.
+#: Seconds for the first log-in of a new user.
 _LOGIN_TIMEOUT_S = 60.0
 
-#: Seconds a broker may take to do what an administrator asks, and to apply it.
+#: Seconds for a broker to answer an administrator's request, and to apply it.
 _ANSWER_TIMEOUT_S = 30.0
-_LOOK_INTERVAL_S = 0.005
+_POLL_INTERVAL_S = 0.005
 
-#: The fewest that Kafka takes: these passwords guard nothing.
+#: The minimum that Kafka accepts: these passwords guard nothing.
 _SCRAM_ITERATIONS = 4096
 
-#: Kafka's name of the one cluster there is to have rights on.
+#: Kafka's resource name for the cluster.
 _CLUSTER = "kafka-cluster"
 
 _RESOURCES = {"Topic": "topic", "Group": "group", "TransactionalId": "transactional_id", "Cluster": "cluster"}
 
 #: A line of Kafka's `StandardAuthorizerData.buildAuditMessage`.
-_ASKED = re.compile(
+_AUDIT_LINE = re.compile(
     r"Principal = User:(?P<user>.+?) is (?P<verdict>Allowed|Denied) operation = (?P<operation>\w+) "
     r"from host = \S+ on resource = (?P<resource>\w+):LITERAL:(?P<name>.*?) for request = (?P<request>\w+) "
 )
@@ -56,36 +56,36 @@ _ASKED = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class AskedRight:
-    """A right that the broker looked up for a user because a request needed it."""
+    """A permission that the broker checked because a user's request needed it."""
 
-    #: Kafka's name of the operation, as `READ`.
+    #: Kafka's name of the operation, such as `READ`.
     operation: str
     #: `topic`, `group`, `transactional_id` or `cluster`.
     resource: str
-    #: Name of the resource; of the cluster it is `kafka-cluster`.
+    #: Name of the resource; `kafka-cluster` for the cluster.
     name: str
     #: Whether the user had it.
     allowed: bool
-    #: Kafka's name of the request that needed it, as `Fetch`.
+    #: Kafka's name of the request that needed it, such as `Fetch`.
     request: str
 
 
 class AccessControl(Cluster):
-    """Users and rights of a broker."""
+    """Users and permissions of a broker."""
 
     @property
     def admin_config(self) -> dict[str, str]:
-        """The client settings of the user that may do everything, without the address.
+        """The client settings of the administrator, who has all permissions, without the address.
 
-        They are empty where the broker has no security, and contain a password where it has passwords.
+        They are empty if the broker has no security, and contain a password if it has passwords.
         """
         self._require_started()
         return {} if self._security is None else self._security.client_settings(ADMIN)
 
     def settings_file(self) -> Path:
-        """Write `admin_config` as lines NAME=VALUE, with the address, to a file of the data folder, and return it.
+        """Write `admin_config` and the address, as lines NAME=VALUE, to a file in the data folder, and return its path.
 
-        Its owner alone can read it.
+        Only its owner can read the file.
         """
         settings = {"bootstrap.servers": self.bootstrap_servers, **self.admin_config}
         path = self._folder / "client.properties"
@@ -93,11 +93,11 @@ class AccessControl(Cluster):
         return path
 
     def user(self, name: str, password: str | None = None) -> User:
-        """Make a user, or give one another password, and return it when it can log in.
+        """Create a user, or change its password, and return it as soon as it can log in.
 
         Args:
             name: letters, digits, dots, dashes and underlines.
-            password: None makes one, and for a user that is there already keeps what it has.
+            password: None generates one, or keeps the password of an existing user.
 
         Raises:
             ConfigurationError: an argument is out of its range.
@@ -110,7 +110,7 @@ class AccessControl(Cluster):
                 "give DevBroker(security='sasl_ssl') or another kind"
             )
         self._security.add(name, password)
-        return User(name, self._let_in(self._security, name))
+        return User(name, self._register(self._security, name))
 
     def allow(
         self,
@@ -122,23 +122,23 @@ class AccessControl(Cluster):
         cluster: bool = False,
         prefix: bool = False,
     ) -> None:
-        """Give a user rights and return when they hold.
+        """Grant permissions to a user and return as soon as they apply.
 
-        As on every Kafka, READ, WRITE, DELETE and ALTER contain DESCRIBE, and ALTER_CONFIGS contains DESCRIBE_CONFIGS.
+        As in every Kafka, READ, WRITE, DELETE and ALTER include DESCRIBE, and ALTER_CONFIGS includes DESCRIBE_CONFIGS.
 
         Args:
             user: the user or its name; it need not exist yet.
-            operations: Kafka's names of operations, as `read` or `DESCRIBE_CONFIGS`. Each is allowed on all that the
-                further arguments name.
+            operations: Kafka's names of operations, such as `read` or `DESCRIBE_CONFIGS`. Each is allowed on all
+                resources that the other arguments name.
             topic: a topic.
             group: a consumer group.
             transactional_id: a transactional id.
-            cluster: whether they are meant for the cluster.
-            prefix: whether those names are beginnings of names.
+            cluster: whether the operations are allowed on the cluster.
+            prefix: whether the names are prefixes of names.
 
         Raises:
-            ConfigurationError: no operation or nothing to operate on is named, or there is no such operation.
-            DevBrokerError: the broker was started without `acls=True`, or refused.
+            ConfigurationError: no operation or no resource is named, or there is no such operation.
+            DevBrokerError: the broker was started without `acls=True`, or refused the request.
         """
         self._require_acls()
         pattern = ResourcePatternType.PREFIXED if prefix else ResourcePatternType.LITERAL
@@ -148,7 +148,7 @@ class AccessControl(Cluster):
             (ResourceType.TRANSACTIONAL_ID, transactional_id, pattern),
             (ResourceType.BROKER, _CLUSTER if cluster else None, ResourcePatternType.LITERAL),
         ]
-        principal, everywhere, allowed = f"User:{_name(user)}", "*", AclPermissionType.ALLOW
+        principal, everywhere, allowed = f"User:{_user_name(user)}", "*", AclPermissionType.ALLOW
         wanted: list[tuple[Any, ...]] = [
             (*resource, principal, everywhere, operation, allowed)
             for resource in named
@@ -157,28 +157,29 @@ class AccessControl(Cluster):
         ]
         if not wanted:
             raise ConfigurationError(
-                "a right is an operation on something: name operations, as 'read', and "
+                "a permission needs an operation and a resource: name operations, such as 'read', and "
                 "topic=, group=, transactional_id= or cluster=True"
             )
         admins = [clients.admin(node.inside, {}) for node in self._answering()]
-        _done("give a right", admins[0].create_acls([AclBinding(*each) for each in wanted]).values())
+        _require_done("grant a permission", admins[0].create_acls([AclBinding(*each) for each in wanted]).values())
         exactly = [AclBindingFilter(*each) for each in wanted]
 
         def applied() -> bool:
-            """Tell whether each broker has them: the controller, which answered, knows them sooner."""
-            asked = (admin.describe_acls(each) for admin in admins for each in exactly)
-            return all(answered(question, _ANSWER_TIMEOUT_S) for question in asked)
+            """Return whether all brokers know the permissions: the controller, which answered, knows them first."""
+            requests = (admin.describe_acls(each) for admin in admins for each in exactly)
+            return all(answered(request, _ANSWER_TIMEOUT_S) for request in requests)
 
-        if not ask_again(applied, _ANSWER_TIMEOUT_S, _LOOK_INTERVAL_S):
+        if not ask_again(applied, _ANSWER_TIMEOUT_S, _POLL_INTERVAL_S):
             raise DevBrokerError(
-                f"the embedded broker did not give a right within {_ANSWER_TIMEOUT_S:g} s; read its log {self.log_path}"
+                f"the embedded broker did not grant a permission within {_ANSWER_TIMEOUT_S:g} s; "
+                f"read its log {self.log_path}"
             )
 
     def asked(self, user: User | str) -> list[AskedRight]:
-        """Return the rights that the broker has looked up for a user since it was first started, each once, in order.
+        """Return the permissions that the broker has checked for a user since its first start, each once, in order.
 
-        It is what the user's requests need. What it was asked in order to show only what the user may see, as for a
-        list of all topics, is there only where it was allowed. Of several nodes, the first's come first.
+        These are the permissions that the user's requests need. Checks that only filter an answer, as of a list of all
+        topics, are included only if they were allowed. Those of the first node come first.
 
         Raises:
             DevBrokerError: the broker was started without `acls=True`.
@@ -186,28 +187,28 @@ class AccessControl(Cluster):
         self._require_acls()
         logs = [node.authorizer_log_path for node in self._nodes]
         text = "".join(path.read_text(errors="replace") for path in logs if path.exists())
-        # Thousands of lines are others': the expression looks at this user's alone.
-        lines = (line for line in text.splitlines() if f"Principal = User:{_name(user)} is " in line)
-        asked: dict[AskedRight, None] = {}
-        for found in map(_ASKED.search, lines):
+        # Thousands of lines belong to other users: the expression is only applied to this user's lines.
+        lines = (line for line in text.splitlines() if f"Principal = User:{_user_name(user)} is " in line)
+        permissions: dict[AskedRight, None] = {}
+        for found in map(_AUDIT_LINE.search, lines):
             if found is not None:
                 resource, allowed = _RESOURCES.get(found["resource"], found["resource"]), found["verdict"] == "Allowed"
-                asked[AskedRight(found["operation"], resource, found["name"], allowed, found["request"])] = None
-        return list(asked)
+                permissions[AskedRight(found["operation"], resource, found["name"], allowed, found["request"])] = None
+        return list(permissions)
 
-    def _let_users_in(self) -> None:
+    def _register_users(self) -> None:
         if self._security is not None:
             for name in self._security.passwords if self._security.kind.has_passwords else (ADMIN,):
-                self._let_in(self._security, name)
+                self._register(self._security, name)
 
-    def _let_in(self, security: ClientSecurity, name: str) -> dict[str, str]:
-        """Make a user known, wait until each broker that can answer lets it in, and return its settings."""
+    def _register(self, security: ClientSecurity, name: str) -> dict[str, str]:
+        """Register a user, wait until it can log in to each broker that can answer, and return its settings."""
         config = security.client_settings(name)
         if security.kind.has_passwords:
             secret = ScramCredentialInfo(ScramMechanism[MECHANISM.replace("-", "_")], _SCRAM_ITERATIONS)
             change = UserScramCredentialUpsertion(name, secret, security.passwords[name].encode())
             admin = clients.admin(self._answering()[0].inside, {})
-            _done("make a user", admin.alter_user_scram_credentials([change]).values())
+            _require_done("create a user", admin.alter_user_scram_credentials([change]).values())
         deadline = time.monotonic() + max(_LOGIN_TIMEOUT_S, self._start_timeout_s)
         for node in self._answering():
             try:
@@ -215,7 +216,7 @@ class AccessControl(Cluster):
                 client.list_topics(timeout=max(0.1, deadline - time.monotonic()))
             except KafkaException as error:
                 raise DevBrokerError(
-                    f"the embedded broker at {node.address} does not let a user in: {reason(error)}; "
+                    f"the embedded broker at {node.address} does not accept a user's log-in: {reason(error)}; "
                     f"read its log {node.log_path}"
                 ) from error
         return config
@@ -224,11 +225,11 @@ class AccessControl(Cluster):
         self._require_started()
         if not self._has_acls:
             raise DevBrokerError(
-                "the embedded broker allows everything to everybody: it was started without acls=True; give that"
+                "the embedded broker allows everything: it was started without acls=True; start it with that"
             )
 
 
-def _name(user: User | str) -> str:
+def _user_name(user: User | str) -> str:
     return user.name if isinstance(user, User) else user
 
 
@@ -239,7 +240,7 @@ def _operation(name: str) -> AclOperation:
     return AclOperation[name.upper()]
 
 
-def _done(what: str, futures: Iterable[Future[Any]]) -> None:
+def _require_done(what: str, futures: Iterable[Future[Any]]) -> None:
     for future in futures:
         try:
             answered(future, _ANSWER_TIMEOUT_S)

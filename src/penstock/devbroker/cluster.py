@@ -1,4 +1,4 @@
-"""The nodes of an embedded Kafka: their folder, starting them until they answer, and who leads what."""
+"""The nodes of an embedded Kafka: their folder, their start, and the leaders of partitions."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ from penstock.options import choice, positive_int, reserved, seconds
 
 _log = logging.getLogger(__name__)
 
-_LOOK_INTERVAL_S = 0.05
-#: Seconds between two lines that a broker still starts.
+_POLL_INTERVAL_S = 0.05
+#: Seconds between two log lines about a slow start.
 _SLOW_START_S = 20.0
-#: Seconds for one try to use the transaction coordinator, which is loading.
+#: Seconds for one request to the transaction coordinator, which is loading.
 _ANSWER_S = 10.0
 
 _JVM_OPTIONS = ("-XX:+UseSerialGC", "-XX:-UsePerfData", "-Djava.awt.headless=true")
-#: The heap of a single node, and of each of several.
+#: The heap of a single node, and of each node in a cluster.
 _HEAP, _SMALL_HEAP = "-Xmx1g", "-Xmx256m"
-#: What may be replaced, as in Kafka's own scripts. The JVM's second compiler is left out: it makes a broker faster
-#: that lives for long, and takes a third of a start, and half a core of the minutes that one of development lives.
+#: Users may replace these options, as in Kafka's own scripts. The JVM's second compiler is left out. It makes a
+#: long-running broker faster, but takes a third of the start, and half a core in the first minutes.
 _PERFORMANCE_VARIABLE = "KAFKA_JVM_PERFORMANCE_OPTS"
 _PERFORMANCE_OPTIONS = "-XX:TieredStopAtLevel=1"
 
-#: The transactional id that is initialised once at each start.
+#: The transactional id that each start initialises once.
 _WARM_UP_ID = "penstock-devbroker-warm-up"
 
 T = TypeVar("T")
@@ -81,8 +81,8 @@ class Cluster:
         self._data_dir = data_dir
         self._config = dict(config or {})
         self._start_timeout_s = start_timeout
-        #: From here on, what there is from `start` to `stop`. The file is the lock of the folder, which each guard of a
-        #: process inherits: it is held until the last of them is gone.
+        #: The fields below are set from `start` to `stop`. The file is the lock of the folder. Each process guard
+        #: inherits it, so it is held until the last guard has ended.
         self._nodes: list[Node] = []
         self._folder = Path()
         self._lock: IO[bytes] | None = None
@@ -90,38 +90,38 @@ class Cluster:
 
     @property
     def bootstrap_servers(self) -> str:
-        """The address for clients, `127.0.0.1:PORT`; of several nodes, all of them with commas, in order."""
-        return ",".join(node.address for node in self._chosen(None))
+        """The address for clients, `127.0.0.1:PORT`; several nodes are separated by commas, in order."""
+        return ",".join(node.address for node in self._nodes_of(None))
 
     @property
     def log_path(self) -> Path:
-        """File with what the broker prints, of several nodes the first."""
-        return self._chosen(1)[0].log_path
+        """The file with the output of the first node."""
+        return self._nodes_of(1)[0].log_path
 
     def leader_of(self, topic: str, partition: int = 0) -> int:
-        """Return the node that leads a partition, when it has a leader that was not killed or stopped."""
+        """Wait until a partition has a leader that runs, and return its node."""
 
-        def named() -> int | None:
-            # One that has just come back says what it last knew: all have to say the same.
+        def leader() -> int | None:
+            # A node that was just restarted answers with its last knowledge: all nodes must agree.
             answering = self._answering()
             found = {node.metadata(topic).topics[topic].partitions[partition].leader for node in answering}
             running = {node.number for node in self._nodes if node.runs}
             return found.pop() if len(found) == 1 and found <= running else None
 
-        return self._until(f"which node leads {topic}:{partition}", named)
+        return self._wait_for(f"which node leads {topic}:{partition}", leader)
 
     def wait_in_sync(self) -> None:
-        """Return when every partition has a leader and all its replicas are in sync."""
+        """Wait until every partition has a leader and all its replicas are in sync."""
 
         def are_in_sync() -> bool | None:
             topics = [topic for node in self._answering() for topic in node.metadata().topics.values()]
             return all(_is_in_sync(partition) for topic in topics for partition in topic.partitions.values()) or None
 
-        self._until("that all replicas are in sync", are_in_sync)
+        self._wait_for("that all replicas are in sync", are_in_sync)
 
     def _answering(self) -> list[Node]:
-        """Return the nodes whose processes run and are not frozen; `DevBrokerError` where there is none."""
-        if found := [node for node in self._chosen(None) if node.can_answer]:
+        """Return the nodes that run and are not frozen; `DevBrokerError` if there are none."""
+        if found := [node for node in self._nodes_of(None) if node.can_answer]:
             return found
         raise DevBrokerError("no node of the embedded broker can answer; bring one back by restart() or thaw()")
 
@@ -129,8 +129,8 @@ class Cluster:
         if not self._nodes:
             raise DevBrokerError("the embedded broker is not started; call start() or use it in a with statement")
 
-    def _chosen(self, number: int | None) -> list[Node]:
-        """Return the node of that number, or all."""
+    def _nodes_of(self, number: int | None) -> list[Node]:
+        """Return the node of that number, or all nodes if it is None."""
         self._require_started()
         if number is None:
             return self._nodes
@@ -139,7 +139,7 @@ class Cluster:
         return [self._nodes[number - 1]]
 
     def _make_nodes(self) -> None:
-        """Take the folder and the ports, and write what does not change over restarts."""
+        """Lock the folder, choose the ports, and write the files that stay the same over restarts."""
         java = find_java()
         jars = kafka_jars(java)
         self._folder = self._make_folder()
@@ -171,7 +171,7 @@ class Cluster:
         if "," in str(folder):
             raise ConfigurationError(f"data_dir must not contain a comma (Kafka's separator), but is {folder}")
         if self._count > 1:
-            folder /= f"brokers-{self._count}-controllers-0"  # as it was named when there were such
+            folder /= f"brokers-{self._count}-controllers-0"  # the name from the time of separate controllers
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -181,9 +181,9 @@ class Cluster:
         return folder
 
     def _run(self, nodes: Sequence[Node]) -> None:
-        """Format the folder if it is new, run the nodes and return when each answers."""
-        begun = said_at = time.monotonic()
-        deadline = begun + self._start_timeout_s
+        """Format the folder if it is new, start the nodes and return when each answers."""
+        started_at = logged_at = time.monotonic()
+        deadline = started_at + self._start_timeout_s
         cluster_id = self._format()
         for node in nodes:
             assert self._lock is not None  # noqa: S101 - it was taken with the folder
@@ -192,21 +192,21 @@ class Cluster:
         for node in nodes:
             while not node.answers(cluster_id, numbers):
                 for started in nodes:
-                    code = started.wait(_LOOK_INTERVAL_S if started is node else 0)
+                    code = started.wait(_POLL_INTERVAL_S if started is node else 0)
                     if code is not None:
                         raise _failed(started, f"it ended with code {code}")
                 now = time.monotonic()
                 if now > deadline:
                     raise _failed(node, "it did not answer in time")
-                if now >= said_at + _SLOW_START_S:
-                    said_at = now
+                if now >= logged_at + _SLOW_START_S:
+                    logged_at = now
                     text = "the embedded Kafka is still starting after %.0f s, of %.0f at most; its log: %s"
-                    _log.warning(text, now - begun, self._start_timeout_s, node.log_path)
+                    _log.warning(text, now - started_at, self._start_timeout_s, node.log_path)
         if len(nodes) == len(self._nodes):
             self._load_transactions(deadline)
 
     def _load_transactions(self, deadline: float) -> None:
-        """Wait until the transaction coordinator has loaded: the first producers would meet warnings and delays."""
+        """Wait until the transaction coordinator has loaded. Otherwise the first producers get warnings and delays."""
         settings: dict[str, Any] = {"transactional.id": _WARM_UP_ID, **SILENT}
         producer = clients.producer(",".join(node.inside for node in self._answering()), settings)
         while True:
@@ -221,7 +221,7 @@ class Cluster:
                 return
 
     def _format(self) -> str:
-        """Return the cluster's id, giving the folders one if they have none: the file is written when that is done."""
+        """Return the cluster's id. New folders are formatted with a new id first; its file is written last."""
         cluster_file = self._folder / "cluster-id"
         if cluster_file.is_file():
             return cluster_file.read_text().strip()
@@ -242,7 +242,7 @@ class Cluster:
             raise _failed(node, "its folder was not formatted in time") from error
         except subprocess.CalledProcessError as error:
             raise _failed(node, f"its folder could not be formatted (code {error.returncode})") from error
-        for other in self._nodes[1:]:  # a formatted folder differs in two lines: no Java is started for those
+        for other in self._nodes[1:]:  # formatted folders differ in two lines, so copies need no further Java
             shutil.copytree(node.storage, other.storage, dirs_exist_ok=True)
             meta = other.storage / "meta.properties"
             lines = [line for line in meta.read_text().splitlines() if not line.startswith(("node.id", "directory.id"))]
@@ -251,14 +251,14 @@ class Cluster:
         return cluster_id
 
     def _end(self, nodes: Sequence[Node]) -> None:
-        """End the processes in order, all at once, and kill what takes too long."""
+        """Shut the processes down, all at once, and kill those that take too long."""
         for node in nodes:
             node.end()
         for node in nodes:
             node.kill(after_s=STOP_TIMEOUT_S)
 
-    def _leave(self) -> None:
-        """Kill what is left, give the folder back, and remove it where it is temporary."""
+    def _close(self) -> None:
+        """Kill the remaining processes, unlock the folder, and remove it if it is temporary."""
         for node in self._nodes:
             node.close()
         self._nodes = []
@@ -269,17 +269,17 @@ class Cluster:
             if self._data_dir is None:
                 shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _until(self, what: str, ask: Callable[[], T | None]) -> T:
-        """Return the first answer that is not None within the time of a start; what is refused is asked again."""
+    def _wait_for(self, what: str, ask: Callable[[], T | None]) -> T:
+        """Ask until the answer is not None, within the time of a start, and return it. Failed requests are repeated."""
         try:
             found = ask_again(
                 ask,
                 self._start_timeout_s,
-                _LOOK_INTERVAL_S,
+                _POLL_INTERVAL_S,
                 until=lambda answer: answer is not None,
                 passes=lambda error: isinstance(error, (KafkaException, LookupError)),
             )
-            why = "the brokers did not agree, or named one that is down"
+            why = "the brokers did not agree, or named a leader that is down"
         except (KafkaException, LookupError) as error:
             found, why = None, str(error)
         if found is None:
@@ -302,14 +302,14 @@ def _failed(node: Node, what: str) -> DevBrokerError:
 
 
 def _random_id() -> str:
-    """Return an id as Kafka writes them; one that begins with a dash would read as an option."""
+    """Return an id in Kafka's form. It must not begin with a dash, which would look like an option."""
     while (text := base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")).startswith("-"):
         pass
     return text
 
 
 def _locked(folder: Path) -> IO[bytes]:
-    """Lock the folder, until the file and what inherits it is closed."""
+    """Lock the folder until the file is closed here and in all processes that inherit it."""
     file = (folder / "lock").open("ab")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""How clients prove to an embedded broker who they are: kinds of security, passwords, certificates made on the spot."""
+"""Authentication to an embedded broker: kinds of security, passwords, and certificates that it makes itself."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from penstock.errors import ConfigurationError, DevBrokerError
 if TYPE_CHECKING:
     from trustme import LeafCert
 
-#: The user that may do everything, kept by the broker for whoever started it.
+#: The user with all permissions, for the process that starts the broker.
 ADMIN = "admin"
 
-#: Who talks over the listeners without security: the broker with itself, and we with it.
+#: The user on the listeners without security, which the broker itself and this process use.
 _INSIDE = "ANONYMOUS"
 
 MECHANISM = "SCRAM-SHA-512"
 
-#: What passes unquoted through JAAS settings, certificates and client settings alike.
+#: Names that need no quoting in JAAS settings, certificates and client settings.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -35,7 +35,7 @@ class Security(Enum):
 
     #: User and password (SCRAM-SHA-512) over TLS.
     SASL_SSL = "sasl_ssl"
-    #: TLS where the client shows a certificate too; its common name is the user.
+    #: TLS with client certificates; their common name is the user.
     SSL = "ssl"
     #: User and password, not encrypted.
     SASL_PLAINTEXT = "sasl_plaintext"
@@ -56,7 +56,7 @@ class User:
     """A user of an embedded broker; Kafka's principal is `User:NAME`."""
 
     name: str
-    #: The client settings to connect as this user, by librdkafka's names, without the address; with the password.
+    #: The client settings of this user, by librdkafka's names, with the password and without the address.
     config: Mapping[str, str] = field(repr=False)
 
 
@@ -65,7 +65,7 @@ class ClientSecurity:
 
     Args:
         kind: how clients connect.
-        folder: where certificates go.
+        folder: the folder for certificates.
     """
 
     def __init__(self, kind: Security, folder: Path) -> None:
@@ -80,7 +80,7 @@ class ClientSecurity:
             folder.mkdir(parents=True, exist_ok=True)
             self._authority = CA()
             self._authority.cert_pem.write_to_path(self._ca_path)
-            # Clients compare the certificate with the address they called.
+            # Clients compare the certificate with the address that they connect to.
             server = self._issue("localhost", "127.0.0.1", "localhost")
             write_private(folder / "server.pem", _java_key(server) + _chain(server))
 
@@ -111,7 +111,7 @@ class ClientSecurity:
         return settings
 
     def add(self, name: str, password: str | None) -> str:
-        """Take a user, or a new password for one, and return the password; None keeps the old one or makes one."""
+        """Add a user, or change its password, and return the password. None keeps the old one or generates one."""
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise ConfigurationError(
                 "a user's name must be letters, digits, dots, dashes and underlines and begin with one of the first "
@@ -130,7 +130,7 @@ class ClientSecurity:
         return self.passwords[name]
 
     def client_settings(self, name: str) -> dict[str, str]:
-        """Return the settings with which a client connects as that user, by librdkafka's names."""
+        """Return the client settings of a user, by librdkafka's names."""
         settings = {"security.protocol": self.kind.value}
         if self.kind.has_tls:
             settings["ssl.ca.location"] = str(self._ca_path)
@@ -141,23 +141,23 @@ class ClientSecurity:
                 "sasl.password": self.passwords[name],
             }
         certificate, key = self._folder / f"{name}.crt.pem", self._folder / f"{name}.key.pem"
-        leaf = self._issue(name, f"{name}@localhost")  # Java refuses one whose list of further names is empty
+        leaf = self._issue(name, f"{name}@localhost")  # Java refuses an empty list of alternative names
         certificate.write_bytes(_chain(leaf))
         write_private(key, leaf.private_key_pem.bytes())
         return settings | {"ssl.certificate.location": str(certificate), "ssl.key.location": str(key)}
 
     def _issue(self, common_name: str, *identities: str) -> LeafCert:
-        """Make a certificate, for ten years."""
+        """Issue a certificate, valid for ten years."""
         now = datetime.now(UTC)
         until = now + timedelta(days=3650)
         return self._authority.issue_cert(*identities, common_name=common_name, not_before=now, not_after=until)
 
 
 def check_security(security: Security | None, *, acls: bool) -> None:
-    """Raise where options of a broker contradict each other or lack a library, before anything starts."""
+    """Raise if options of a broker contradict each other or need a missing library, before anything starts."""
     if acls and security is None:
         kinds = ", ".join(repr(kind.value) for kind in Security)
-        raise ConfigurationError(f"acls=True needs users to tell apart: give security= too, one of {kinds}")
+        raise ConfigurationError(f"acls=True needs users: give security= too, one of {kinds}")
     if security is not None and security.has_tls and importlib.util.find_spec("trustme") is None:
         raise DevBrokerError(
             "the embedded broker makes its certificates with the package trustme, which is not installed; "
@@ -166,7 +166,7 @@ def check_security(security: Security | None, *, acls: bool) -> None:
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Write a file that its owner alone can read, from its first byte on."""
+    """Write a file that only its owner can ever read."""
     path.unlink(missing_ok=True)
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(content)
@@ -177,7 +177,7 @@ def _chain(leaf: LeafCert) -> bytes:
 
 
 def _java_key(leaf: LeafCert) -> bytes:
-    """Return the key in the one form that Kafka reads: PKCS 8."""
+    """Return the key in PKCS 8, the only form that Kafka reads."""
     from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 
     key = load_pem_private_key(leaf.private_key_pem.bytes(), password=None)

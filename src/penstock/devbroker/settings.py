@@ -1,4 +1,4 @@
-"""The files that each node of an embedded Kafka is started with: its properties and its log format."""
+"""The settings files of a node of an embedded Kafka: its properties and its log format."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from penstock.errors import DevBrokerError
 
 HOST = "127.0.0.1"
 
-#: Ports to choose from: below the range from which Linux picks the near ends of connections, so that nobody takes
-#: the port while a broker restarts.
+#: Ports to choose from. They are below Linux's ephemeral ports, so that no connection takes the port while a broker
+#: restarts.
 _FIRST_PORT, _LAST_PORT = 20_000, 32_000
 
-#: Settings that the embedded broker holds itself, with what to do instead.
+#: Settings that the embedded broker sets itself, with the alternative for users.
 OWNED_SETTINGS = {
     "process.roles": "choose how many nodes there are with nodes=",
     "node.id": "nodes are numbered from 1",
@@ -31,25 +31,25 @@ OWNED_SETTINGS = {
     "log.dir": "choose the folder with data_dir=",
     "log.dirs": "choose the folder with data_dir=",
     "metadata.log.dir": "choose the folder with data_dir=",
-    "authorizer.class.name": "ask for rights with acls=True",
-    "super.users": "the embedded broker has one of its own, admin_config",
+    "authorizer.class.name": "switch permissions on with acls=True",
+    "super.users": "the embedded broker has its own administrator, admin_config",
 }
 
 _DEFAULTS = {
-    "auto.create.topics.enable": "false",  # a missing topic is an error to be seen
+    "auto.create.topics.enable": "false",  # a missing topic must be a visible error
     "offsets.topic.num.partitions": "4",
     "transaction.state.log.num.partitions": "4",
     "share.coordinator.state.topic.num.partitions": "4",
     "group.initial.rebalance.delay.ms": "0",  # the first member of a group need not wait for others
-    # A killed broker can register again only when its former session is over: 9 s by default. One that stands still for
-    # longer than that, on a machine that sleeps or is busy, shuts itself out and names no broker to clients, some of
-    # which then never find it again (librdkafka, issue 5301).
+    # A killed broker can register again only when its former session is over, by default after 9 s. A broker that is
+    # stopped for longer, on a sleeping or busy machine, fences itself and gives clients an empty list of brokers. Some
+    # clients then never find it again (librdkafka, issue 5301).
     "broker.session.timeout.ms": "6000",
     "broker.heartbeat.interval.ms": "500",
     "log.cleaner.dedupe.buffer.size": "16777216",
 }
 
-#: The number of copies of each kind of topic. Where fewer brokers run, transactions and groups wait for ever.
+#: The number of copies, by kind of topic. If fewer brokers run, transactions and groups wait for ever.
 _FACTORS = (
     "default.replication.factor",
     "offsets.topic.replication.factor",
@@ -59,7 +59,7 @@ _FACTORS = (
 _LEAST_IN_SYNC = ("min.insync.replicas", "transaction.state.log.min.isr", "share.coordinator.state.topic.min.isr")
 _MOST_COPIES = 3
 
-#: Several nodes on one machine have fewer threads each.
+#: Settings of nodes in a cluster: they share one machine, so each has fewer threads.
 _FEWER_THREADS = {"num.network.threads": "2", "num.io.threads": "4"}
 
 _LOG_FORMAT = """\
@@ -73,7 +73,7 @@ logger.server.name = kafka.server.KafkaRaftServer
 logger.server.level = INFO
 """
 
-#: What the authorizer was asked, in a file of its own: allowed at DEBUG, denied at INFO.
+#: The log of the permissions that the authorizer checks, in a file of its own: allowed at DEBUG, denied at INFO.
 _AUTHORIZER_LOG_FORMAT = """\
 appender.asked.type = File
 appender.asked.name = asked
@@ -89,17 +89,17 @@ logger.authorizer.appenderRef.asked.ref = asked
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """The ports of 127.0.0.1 on which one node listens."""
+    """The ports of one node on 127.0.0.1."""
 
     clients: int
-    #: Where brokers talk to each other, and we to them, without security; where there is none, that of clients.
+    #: For brokers and this process, without security; the port for clients if the broker has no security.
     inside: int
     #: For the quorum.
     controller: int
 
 
 def choose_ports(first: int | None, nodes: int, *, secured: bool) -> dict[int, Ports]:
-    """Return the ports of each node by its number: those for clients follow on `first`, the others are free ones."""
+    """Return the ports of each node by its number. Ports for clients count up from `first`, the others are any free."""
     wanted = [] if first is None else list(range(first, first + nodes))
     for port in wanted:
         if not _is_free(port):
@@ -126,7 +126,7 @@ def _free_port(taken: set[int]) -> int:
 
 def _is_free(port: int) -> bool:
     with socket.socket() as probe:
-        # As Java does: connections of an earlier broker that are still timing out do not count.
+        # As Java does: connections of an earlier broker that still time out do not count.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((HOST, port))
@@ -145,11 +145,11 @@ def properties(
     """Return the text of a node's `server.properties`.
 
     Args:
-        number: the node's.
-        ports: those of each node, by number.
+        number: number of the node.
+        ports: ports of all nodes, by number.
         storage: the folder with its topics.
-        protocol: what clients speak, as `PLAINTEXT`.
-        config: the settings of that and the user's, which win over our defaults.
+        protocol: security protocol of the clients' listener, such as `PLAINTEXT`.
+        config: settings of that listener and of the user, which override the defaults.
     """
     own, copies = ports[number], min(len(ports), _MOST_COPIES)
     defaults = {
@@ -177,7 +177,7 @@ def properties(
 
 
 def log_format(authorizer_log: Path | None) -> str:
-    """Return the text of the log settings: warnings and errors, and what the authorizer was asked to that file."""
+    """Return the log settings: warnings and errors, and checks of permissions to `authorizer_log`."""
     if authorizer_log is None:
         return _LOG_FORMAT
     return _LOG_FORMAT + _AUTHORIZER_LOG_FORMAT.format(path=_escaped(str(authorizer_log)))

@@ -95,10 +95,9 @@ class Visitors:
         origin = request.headers.get("origin")
         if origin is None:
             return True
-        parts = urlsplit(origin)
-        page_origin = _origin(parts.scheme, parts.netloc)
-        host = _origin(parts.scheme, request.headers.get("host", ""))
-        return page_origin in {host, self._public_origin}
+        # Not urlsplit: it raises on half an IPv6 address.
+        scheme, _, host = origin.lower().partition("://")
+        return _origin(scheme, host) in {_origin(scheme, request.headers.get("host", "")), self._public_origin}
 
     def client(self, request: Request) -> str:
         """Return the client's address; behind a proxy the last one in `X-Forwarded-For`, which the proxy itself saw."""
@@ -169,7 +168,7 @@ class RefusedError(Exception):
 def route(path: str, endpoint: Endpoint, visitors: Visitors, method: str = "GET") -> BaseRoute:
     """Return a route with these access rules; an exception of its endpoint becomes the answer.
 
-    Requests that are no GET must come from a page of this address, not from another site in the user's browser.
+    Requests that are no GET must not come from a page of another site in the user's browser.
     """
     from starlette.routing import Route
 

@@ -31,8 +31,7 @@ class Run(Generic[OwnerT, RecordT]):
     records: list[RecordT]
     indexes: list[int]
     #: Index of the first message that is not done, parked or gathered yet. Written by the lane's holder. While the
-    #: holder works on a slice of the run, other threads complete its first messages under the slice's lock, and write
-    #: this.
+    #: holder works on a slice of the run, other threads complete its first messages; then all write under one lock.
     next: int = field(default=0, init=False)
 
 

@@ -1,4 +1,4 @@
-"""Testing aids, public: an app driven by hand on a Kafka in memory, whose clock you move and which fails on demand."""
+"""Public test tools: run an app step by step on a Kafka in memory, move its clock, and make it fail on demand."""
 
 from penstock.testing.app import TestApp
 from penstock.testing.memory.broker import TestBroker

@@ -1,7 +1,7 @@
-"""`TestApp`: an app run unchanged on a Kafka in memory, in the caller's thread, for tests of handlers.
+"""`TestApp`: runs an unchanged app on a Kafka in memory, in the caller's thread, for tests of handlers.
 
-Nothing runs between its calls, and time stands until it is moved: a test sends, settles, and looks. Sinks are Spark's
-and are not run, nor is a transaction coordinator.
+Nothing runs between its calls, and the time stands still until the test moves it: a test sends, settles, and checks.
+Sinks belong to Spark and do not run here. A transaction coordinator does not run either.
 """
 
 from __future__ import annotations
@@ -28,32 +28,31 @@ from penstock.testing.handler_calls import HandlerCalls
 from penstock.testing.memory.broker import TestBroker
 from penstock.testing.stepped_consumer import SteppedConsumer
 
-#: Seconds the clock goes on at a time at most, so that a member polls as often as its group wants.
+#: Maximum step of the clock in seconds, so that a member polls as often as its group requires.
 _MAX_STEP_S = 10.0
-#: Turns without rest after which something is taken to go round for ever.
+#: Number of turns without rest after which the app counts as an endless loop.
 _MAX_TURNS = 100_000
-#: Turns in which nothing happened, after which nothing will.
+#: Number of idle turns in a row after which the app is at rest.
 _QUIET_TURNS = 2
-#: How long the brokers' session is by default, where `group.protocol=consumer` leaves it to them.
+#: The brokers' default session time-out; they choose it with `group.protocol=consumer`.
 _SESSION_MS = 45_000
 
 
 class TestApp:
-    """An app on a `TestBroker`: a context manager. Not thread-safe, save that completions may come from any thread.
+    """An app on a `TestBroker`: a context manager. Not thread-safe, except that completions may come from any thread.
 
-    Plain handlers run one after the other in the caller's thread, as on one worker, each message of a key after the one
-    before it; `async def` handlers run at once on an event loop of its own, whose time is real: what such a handler
-    waits for is waited for, and so is the time that a `time_limit` counts. Retries, rates, delays and commits go by the
-    broker's clock, which `advance` moves.
+    Plain handlers run one after the other in the caller's thread, as on one worker. Messages of a key run in order.
+    `async def` handlers run concurrently on an event loop of the `TestApp`. Their waits take real time, and a
+    `time_limit` counts real time. Retries, rates, delays and commits use the broker's clock, which `advance` moves.
 
     Args:
-        app: the app. It is not changed, and may be given to several.
-        broker: where it runs; one of its own when left out.
-        seed: decides what is left to chance in a broker of its own: where fetches break.
-        partitions: of the topics that the app consumes, or names with `to`, and that are absent.
+        app: the app. It is not changed, and several `TestApp` may share it.
+        broker: the broker to run on; a new one if left out.
+        seed: seed of a new broker's random choices: the boundaries of fetches.
+        partitions: number of partitions of the topics to create: those that the app consumes or names with `to`.
         topics: further topics to create, such as those of the `Outgoing` that handlers return, and those that patterns
             match.
-        handler_timeout: real seconds that an `async def` handler may take before it is taken to hang.
+        handler_timeout: real seconds after which an `async def` handler counts as hanging.
 
     Raises:
         ConfigurationError: the app has no handler.
@@ -84,9 +83,9 @@ class TestApp:
         self._patterns = TopicPatterns(app.patterns, app.handlers, app._left_out)  # noqa: SLF001 - it runs its parts
         self._handler_timeout = handler_timeout
         self._consumer: SteppedConsumer | None = None
-        self._around = ExitStack()
-        # Until when the group keeps partitions for a process that was killed.
-        self._session_over = 0.0
+        self._lifespans = ExitStack()
+        # The group keeps the partitions of a killed process until then.
+        self._session_end = 0.0
 
     @property
     def clock(self) -> Clock:
@@ -96,29 +95,29 @@ class TestApp:
     # Start and end
 
     def start(self) -> Self:
-        """Start the app: its lifespans, then its consumer. Entering the context does the same.
+        """Start the app: first its lifespans, then its consumer. Entering the context does the same.
 
         Raises:
-            StoppedError: it runs already.
+            StoppedError: the app already runs.
             ConfigurationError: an `async def` lifespan has no event loop, an event loop runs in this thread, or Kafka
-                would not take the name of a topic for dead letters or retries.
-            Exception: what a lifespan raised.
+                would refuse the name of a topic for dead letters or retries.
+            Exception: the exception of a lifespan.
         """
         if self._consumer is not None:
             raise StoppedError(f"app {self.app.name} runs already in this test; stop it first, or use restart()")
         app, context = self.app, Context(app=self.app, group=self.app.name)
         require_own_topics(app.name, app.handlers)
-        # It is run as `App.start` runs it; but a Kafka in memory has no transactional producers, and nothing ends here
-        # that would have results written twice.
+        # As `App.start`, but without `exactly_once`: a Kafka in memory has no transactional producers, and no failure
+        # here can write results twice.
         settings = replace(app._settings, exactly_once=False)  # noqa: SLF001 - as above
         self.broker.ensure_topics(TopicSpec(topic, self._partitions) for topic in self._topics)
-        made_of = (app.name, app.handlers, settings, self.broker, app._middlewares)  # noqa: SLF001 - as above
-        consumer = SteppedConsumer(*made_of, context=context, patterns=self._patterns, wait=self._wait)
+        arguments = (app.name, app.handlers, settings, self.broker, app._middlewares)  # noqa: SLF001 - as above
+        consumer = SteppedConsumer(*arguments, context=context, patterns=self._patterns, wait=self._wait)
         consumer.engine.executor = self._calls = HandlerCalls(consumer.engine, self._handler_timeout)
         self._consumer = consumer
         try:
             run_async = None if self._calls.tasks is None else self._calls.tasks.run_now
-            context.state = enter_all(app._lifespans, self._around, run_async)  # noqa: SLF001 - as above
+            context.state = enter_all(app._lifespans, self._lifespans, run_async)  # noqa: SLF001 - as above
             consumer.connect()
             if consumer.engine.telemetry is not None:
                 consumer.engine.telemetry.observe(self.statistics)
@@ -128,12 +127,12 @@ class TestApp:
         return self
 
     def stop(self) -> bool:
-        """Drain, commit and leave the group. Returns whether everything taken in was done.
+        """Drain, commit and leave the group. Returns whether all fetched messages are done.
 
-        What waits (retries, rates) is waited for by the clock, at most the app's `stop_timeout`.
+        The clock moves until retries and rates are due, by at most the app's `stop_timeout`.
 
         Raises:
-            PenstockError: what stopped the app, where it stopped by itself.
+            PenstockError: the failure that stopped the app, if it stopped by itself.
         """
         if self._consumer is None:
             return True
@@ -144,9 +143,9 @@ class TestApp:
             loop.begin_drain()
             over = False
             while not over:
-                before = self._traces()
+                before = self._progress()
                 over = loop.drain_step()
-                if not self._went_on(before) and not over:
+                if not self._made_progress(before) and not over:
                     self._move(min(loop.stop_request.end_by, consumer.next_due()))
             if loop.stop_request.failure is not None:
                 raise loop.stop_request.failure
@@ -155,7 +154,7 @@ class TestApp:
             self._end()
 
     def _end(self, *, is_killed: bool = False) -> None:
-        """End what belongs to the process; one that is not killed leaves the group and its lifespans first."""
+        """End the parts of the process. Unless it is killed, it leaves the group and its lifespans."""
         consumer, tasks = self._running(), self._calls.tasks
         try:
             if consumer.is_connected and not is_killed:
@@ -165,35 +164,35 @@ class TestApp:
             if tasks is not None:
                 tasks.cancel_all()
             if is_killed:
-                self._around.pop_all()
+                self._lifespans.pop_all()
             elif consumer.engine.telemetry is not None:
                 consumer.engine.telemetry.close()
             for resource in self.app._resources:  # noqa: SLF001 - as above
                 resource.close()
             try:
-                self._around.close()
+                self._lifespans.close()
             finally:
                 if tasks is not None:
                     tasks.close()
 
     def crash(self) -> None:
-        """End the app as if its process were killed: nothing more is handled, committed or closed.
+        """End the app as if its process were killed: it handles, commits and closes nothing more.
 
-        Lifespans and worker resources do not end, as in a killed process. `restart` starts it again.
+        Lifespans and worker resources are not left, as in a killed process. `restart` starts the app again.
         """
         consumer = self._running()
         consumer.client.kill()
         session_ms = float(consumer.engine.settings.client_config("").get("session.timeout.ms", _SESSION_MS))
-        self._session_over = self.clock.monotonic() + session_ms / 1000
+        self._session_end = self.clock.monotonic() + session_ms / 1000
         self._end(is_killed=True)
 
     def restart(self) -> None:
-        """Stop, unless it crashed, and start as a new process does: from the committed offsets.
+        """Stop, unless it crashed, and start as a new process: from the committed offsets.
 
-        After a crash the clock first goes on until the group has noticed: `session.timeout.ms`, 15 s by default.
+        After a crash the clock first moves until the group has noticed it: `session.timeout.ms`, 15 s by default.
         """
         self.stop()
-        self._move(self._session_over)
+        self._move(self._session_end)
         self.start()
 
     def __enter__(self) -> Self:
@@ -201,7 +200,7 @@ class TestApp:
         return self.start()
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Stop; without draining when an exception passes through."""
+        """Stop; without draining if an exception passes through."""
         if kind is None:
             self.stop()
         elif self._consumer is not None:
@@ -216,7 +215,7 @@ class TestApp:
         headers: Iterable[tuple[str, str | bytes | None]] = (),
         partition: int | None = None,
     ) -> Message:
-        """Write a message to a topic and return it; `settle` lets the app get it. Texts become UTF-8.
+        """Write a message to a topic and return it; the app receives it in `settle`. Text is encoded as UTF-8.
 
         Raises:
             TopicNotFoundError: there is no such topic or partition.
@@ -225,12 +224,12 @@ class TestApp:
         return _message(record)
 
     def settle(self) -> None:
-        """Let the app run until nothing is left that it can do at this time of the clock.
+        """Run the app until it has nothing left to do at the current time of the clock.
 
         Raises:
-            PenstockError: what stopped the app: a handler without dead letters that failed for good (its error is the
-                cause), or limits on dead letters. Or the app does not come to rest.
-            StoppedError: it does not run.
+            PenstockError: the failure that stopped the app: a handler without dead letters failed for good (its error
+                is the cause), or a limit on dead letters was reached. Or the app does not come to rest.
+            StoppedError: the app does not run.
         """
         consumer = self._running()
         loop = consumer.loop
@@ -238,13 +237,13 @@ class TestApp:
             raise StoppedError(f"app {self.app.name} is still starting; settle once it has started")
         quiet = 0
         for _ in range(_MAX_TURNS):
-            before = self._traces()
+            before = self._progress()
             consumer.step(loop.step)
-            went_on = self._went_on(before)
+            made_progress = self._made_progress(before)
             if loop.stop_request.failure is not None:
                 self._end()
                 raise loop.stop_request.failure
-            quiet = 0 if went_on else quiet + 1
+            quiet = 0 if made_progress else quiet + 1
             if quiet == _QUIET_TURNS:
                 return
         raise PenstockError(
@@ -253,7 +252,7 @@ class TestApp:
         )
 
     def advance(self, seconds: float) -> None:
-        """Move the clock, and let the app do what is due on the way, in the order of the times.
+        """Move the clock, and run the app whenever something is due, in order of time.
 
         Raises:
             ValueError: `seconds` is negative.
@@ -265,21 +264,21 @@ class TestApp:
         self.settle()
         while (now := self.clock.monotonic()) < end:
             due = min(self._running().next_due(), self.broker.next_due())
-            # What is due now and was not done by settling waits for something else than the clock.
+            # Work that is due and still not done after settling waits for something other than the clock.
             self._move(min(end, now + _MAX_STEP_S, due if due > now else now + _MAX_STEP_S))
             self.settle()
 
     def statistics(self) -> ConsumerStatistics:
-        """Return the counts of this moment.
+        """Return the current counts.
 
         Raises:
-            StoppedError: it does not run.
+            StoppedError: the app does not run.
         """
         engine = self._running().engine
         return engine.statistics(len(engine.executor.slots))
 
     def explain(self) -> list[Explanation]:
-        """Return, for every assigned partition, what holds its watermark, and since when."""
+        """Return for every assigned partition which message holds its watermark, and since when."""
         return self._running().loop.explain()
 
     def pause(self, topic: str, partition: int | None = None) -> None:
@@ -287,26 +286,26 @@ class TestApp:
         self._running().loop.app_pauses.pause(topic, partition)
 
     def resume(self, topic: str, partition: int | None = None) -> None:
-        """Let it go on, as `RunningApp.resume` does."""
+        """Resume a topic, or a partition, as `RunningApp.resume` does."""
         self._running().loop.app_pauses.resume(topic, partition)
 
     def give_up(self, topic: str, partition: int, offset: int) -> str:
-        """Give up the message that holds a partition, as `RunningApp.give_up` does, and settle."""
+        """Give up the message that blocks a partition, as `RunningApp.give_up` does, and settle."""
         giving_up = GivingUp(self._running().engine, self.broker, self.explain)
-        asked = giving_up.ask(topic, partition, offset)
+        request = giving_up.ask(topic, partition, offset)
         self.settle()
-        return giving_up.wait(asked)
+        return giving_up.wait(request)
 
     def committed(self, topic: str) -> dict[int, int]:
-        """Return the group's committed offset of each partition: what a new process starts from.
+        """Return the group's committed offset of each partition. A new process starts there.
 
-        Commits are made every `commit_interval` (1 s) of the clock, and by `stop`.
+        The app commits every `commit_interval` (1 s) of the clock, and in `stop`.
         """
         offsets = self.broker.committed(self.app.name)
         return {place[1]: found.offset for place, found in sorted(offsets.items()) if place[0] == topic}
 
     def published(self, topic: str) -> list[Message]:
-        """Return the committed messages of a topic, as of those that handlers publish to, partition by partition.
+        """Return the committed messages of a topic, such as one that handlers publish to, partition by partition.
 
         Raises:
             TopicNotFoundError: there is no such topic: name it in `topics`.
@@ -323,10 +322,10 @@ class TestApp:
         if handler is None:
             known = ", ".join((*self.app.handlers, *self.app.patterns))
             raise ConfigurationError(f"app {self.app.name} does not consume {topic}; name one of {known}")
-        letters = handler.dead_letter_topic_of(topic)
-        # The topic is made by an app with on_failure="dead_letter" when it starts.
-        self.broker.ensure_topics([TopicSpec(letters, self._partitions)])
-        return self.published(letters)
+        dead_letter_topic = handler.dead_letter_topic_of(topic)
+        # An app with on_failure="dead_letter" creates the topic when it starts.
+        self.broker.ensure_topics([TopicSpec(dead_letter_topic, self._partitions)])
+        return self.published(dead_letter_topic)
 
     def _running(self) -> SteppedConsumer:
         if self._consumer is None:
@@ -334,16 +333,16 @@ class TestApp:
         return self._consumer
 
     def _wait(self, seconds: float) -> None:
-        """Serve a rebalance callback that waits for handlers: they go on, or else the clock does."""
-        if not self._calls.go_on():
+        """Run tasks for a rebalance callback that waits for handlers; without tasks, move the clock."""
+        if not self._calls.run_tasks():
             self.broker.advance(seconds)
 
-    def _went_on(self, before: tuple[object, ...]) -> bool:
-        """Let handlers run as far as they get; tell whether one did, or the poll loop had done something since."""
-        return self._calls.work() or self._traces() != before
+    def _made_progress(self, before: tuple[object, ...]) -> bool:
+        """Run handlers as far as they get. Return whether one ran, or the poll loop did something since `before`."""
+        return self._calls.work() or self._progress() != before
 
-    def _traces(self) -> tuple[object, ...]:
-        """Return what changes whenever the poll loop has done something."""
+    def _progress(self) -> tuple[object, ...]:
+        """Return values that change whenever the poll loop does something."""
         engine = self._running().engine
         publisher = engine.dead_letter_publisher
         return (
@@ -358,8 +357,8 @@ class TestApp:
         self.broker.advance(max(0.0, until - self.clock.monotonic()))
 
 
-def _bytes(given: bytes | str | None) -> bytes | None:
-    return given.encode() if isinstance(given, str) else given
+def _bytes(text: bytes | str | None) -> bytes | None:
+    return text.encode() if isinstance(text, str) else text
 
 
 def _message(record: ClientMessage) -> Message:

@@ -1,8 +1,7 @@
-"""The executor of an app under test: it calls handlers as a running app does, but within the caller's thread.
+"""The executor of an app under test: calls handlers as a running app does, but in the caller's thread.
 
-`run.handler_calls.serve` calls plain handlers, `TaskPool` those that are `async def`. What is different here: each
-message is a call of its own, so that it has the whole time limit, and the event loop runs only while the test waits for
-the app to settle.
+`run.handler_calls.serve` calls plain handlers, and `TaskPool` calls `async def` handlers. Two things differ here. Each
+message is a call of its own, so that it has the whole time limit. The event loop runs only while the app settles.
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ from penstock.message import calling_handlers_of
 
 ResultT = TypeVar("ResultT")
 
-#: Real seconds to look for what handlers on the loop do, before others have their turn.
+#: Real seconds to wait for handlers on the event loop, before the poll loop and plain handlers run again.
 _POLL_S = 0.01
-#: Real seconds that cancelled handlers may take to end.
+#: Real seconds for cancelled handlers to end.
 _CANCEL_S = 0.5
 
 
 class HandlerCalls(Executor):
-    """Calls the handlers of a consumer, only within `work` and `go_on`. For one thread."""
+    """Calls the handlers of a consumer, only in `work` and `run_tasks`. For one thread."""
 
     def __init__(self, engine: Engine, handler_timeout: float) -> None:
         self._engine = engine
@@ -49,12 +48,12 @@ class HandlerCalls(Executor):
             self.tasks = SteppedTasks(engine, self._processor, handler_timeout)
 
     @property
-    def slots(self) -> list[ExecutionSlot]:  # type: ignore[override] # nobody sets it
-        """Where messages may be in a handler."""
+    def slots(self) -> list[ExecutionSlot]:  # type: ignore[override] # it is never set
+        """The execution slots of all workers and tasks."""
         return self._workers if self.tasks is None else [*self._workers, *self.tasks.slots]
 
     def work(self) -> bool:
-        """Call plain handlers until no lane is ready, then let `async def` ones go on; tell whether there were any."""
+        """Call plain handlers until no lane is ready, then run tasks for a moment. Return whether any handler ran."""
         engine, worked = self._engine, False
         with calling_handlers_of(engine.group):
             for number, slot in enumerate(self._workers):
@@ -62,23 +61,23 @@ class HandlerCalls(Executor):
                 while (lane := engine.scheduler.take(queue, slot.owed_s)) is not None:
                     worked = True
                     serve(lane, slot, cast("LaneProcessor", self._processor))
-        return self.go_on() or worked
+        return self.run_tasks() or worked
 
-    def go_on(self) -> bool:
-        """Let `async def` handlers go on for a moment; tell whether there are any."""
+    def run_tasks(self) -> bool:
+        """Run the tasks of `async def` handlers for a moment. Return whether there are any."""
         with calling_handlers_of(self._engine.group):
             return self.tasks is not None and self.tasks.work()
 
 
 class OneByOne:
-    """An engine's lane processor, which yields each message of a slice alone: the next slice has the others."""
+    """An engine's lane processor that yields one message per slice; the next slice has the others."""
 
     def __init__(self, processor: LaneProcessor) -> None:
         self._processor = processor
         self.scheduler, self.fail = processor.scheduler, processor.fail
 
     def process(self, lane: ConsumerLane, slot: ExecutionSlot) -> LaneProcessing:
-        """Process a lane. A `KeyboardInterrupt` in a handler is raised here: whoever runs the test wants it to end."""
+        """Process a lane. A `KeyboardInterrupt` in a handler is raised here, because it should end the test."""
         processing, outcome = self._processor.process(lane, slot), cast("Outcome", None)
         while True:
             try:
@@ -95,13 +94,13 @@ class OneByOne:
 
 @contextmanager
 def _time_limit(slot: ExecutionSlot) -> Iterator[None]:
-    """Interrupt the call of a plain handler after its time limit; an `async def` handler's own wrapper does it."""
+    """Interrupt a plain handler after its time limit. An `async def` handler has its own wrapper for that."""
     fetch = next(iter(slot.fetches), slot.fetch)
     limit = None if fetch is None or slot.kind is Kind.TASK else fetch.assignment.route.time_limit
     ended, thread_id = threading.Event(), threading.get_ident()
 
     def interrupt() -> None:
-        # Again where the call had not begun by then: the machine may be busy.
+        # Again if the call has not begun yet: the machine may be busy.
         while not ended.wait(limit) and not slot.guard.interrupt(lambda: not ended.is_set(), thread_id):
             pass
 
@@ -114,10 +113,10 @@ def _time_limit(slot: ExecutionSlot) -> Iterator[None]:
 
 
 class SteppedTasks(TaskPool):
-    """The tasks of a consumer, on an event loop that runs only within calls of this.
+    """The tasks of a consumer, on an event loop that runs only in calls of this class.
 
-    Where no handler gets further in `handler_timeout` real seconds, they are taken to hang. `ConfigurationError` where
-    an event loop runs in this thread already.
+    If no handler makes progress for `handler_timeout` real seconds, they count as hanging. `ConfigurationError` if an
+    event loop already runs in this thread.
     """
 
     def __init__(self, engine: Engine, processor: OneByOne, handler_timeout: float) -> None:
@@ -132,15 +131,15 @@ class SteppedTasks(TaskPool):
             )
         limit, queue = engine.settings.max_concurrency, engine.lane_plan.task_queue
         super().__init__(engine.group, limit, queue, cast("LaneProcessor", processor), lambda: None)
-        # As on the thread of a running app: handlers do not see the test's own context variables.
+        # As on the thread of a running app: handlers do not see the context variables of the test.
         self._context = Context()
         self._handler_timeout = handler_timeout
-        # What was in the handlers when one of them last got further, and when that was.
-        self._under_way: list[int] = []
-        self._moved_at = 0.0
+        # The messages in the handlers at the last progress of any handler, and the time of that progress.
+        self._running: list[int] = []
+        self._progress_at = 0.0
 
     def run_now(self, awaitable: Awaitable[ResultT]) -> ResultT:
-        """Run something on the loop and return its result."""
+        """Run an awaitable on the loop and return its result."""
 
         async def wait() -> ResultT:
             return await awaitable
@@ -148,23 +147,26 @@ class SteppedTasks(TaskPool):
         return self._loop.run_until_complete(wait())
 
     def work(self) -> bool:
-        """Let tasks of ready lanes begin and all go on, and tell if there was one; `PenstockError` if they hang."""
+        """Start tasks of ready lanes, run all tasks for a moment, and return whether there are any.
+
+        `PenstockError` if they hang.
+        """
         self._pump()
         if not self._tasks:
-            self._under_way = []
+            self._running = []
             return False
         self._loop.run_until_complete(
             asyncio.wait(set(self._tasks), timeout=_POLL_S, return_when=asyncio.FIRST_COMPLETED)
         )
-        # By identity: the client's records compare by all they hold.
-        under_way = [id(slot.record) for slot in self.slots]
-        if under_way != self._under_way:
-            self._under_way, self._moved_at = under_way, time.monotonic()
-        elif self._tasks and time.monotonic() - self._moved_at > self._handler_timeout:
+        # By identity: the client's records compare all their contents.
+        running = [id(slot.record) for slot in self.slots]
+        if running != self._running:
+            self._running, self._progress_at = running, time.monotonic()
+        elif self._tasks and time.monotonic() - self._progress_at > self._handler_timeout:
             fetches = [fetch for slot in self.slots for fetch in (slot.fetches or (slot.fetch,))]
             names = {str(fetch.assignment) for fetch in fetches if fetch is not None}
             count = len(self._tasks)
-            self._leave_behind()
+            self._abandon()
             raise PenstockError(
                 f"{count} `async def` handlers have not ended within {self._handler_timeout:g} s, for messages of "
                 f"{', '.join(sorted(names))}; their time is real: give the TestApp a longer handler_timeout=, or let "
@@ -172,24 +174,24 @@ class SteppedTasks(TaskPool):
             )
         return True
 
-    def _leave_behind(self) -> None:
-        """Cancel the handlers under way, so that the test can end, or go on without their lanes."""
+    def _abandon(self) -> None:
+        """Cancel the running handlers, so that the test can end, or go on without their lanes."""
         for slot in self.slots:
-            # As of tasks that were abandoned: these give no lane back, and what hung is not begun again.
+            # As abandoned tasks: they return no lane, so the hanging message does not start again.
             slot.task = None
         for task in self._tasks:
             task.cancel()
         self._loop.run_until_complete(asyncio.wait(set(self._tasks), timeout=_CANCEL_S))
 
     def cancel_all(self) -> None:
-        """Cancel the handlers that are under way, and begin nothing more."""
-        # Before the loop goes on: after a `KeyboardInterrupt` it would first call the handler once more.
+        """Cancel the running handlers, and start no others."""
+        # Before the loop runs again: after a `KeyboardInterrupt` it would first call the handler once more.
         self._ended = True
         for task in self._tasks:
             task.cancel()
         self._loop.run_until_complete(self._end(_CANCEL_S))
 
     def close(self) -> None:
-        """End the loop."""
+        """Close the loop."""
         self._loop.run_until_complete(self._loop.shutdown_asyncgens())
         self._loop.close()

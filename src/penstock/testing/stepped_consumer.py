@@ -1,7 +1,7 @@
-"""A consumer in the caller's thread: the engine that runs on threads elsewhere, its poll loop one step at a time.
+"""A consumer in the caller's thread: the usual engine, with its poll loop run one step at a time.
 
-Nothing here decides when anything happens, and time moves only when the driver moves it: where the engine would wait,
-the driver is asked. Who calls the handlers is the driver's to say, too: `TestApp` does, until the app is quiet.
+The driver decides when a step runs and when the time moves. If the engine would wait, it calls the driver instead. The
+driver also calls the handlers. `TestApp` is such a driver and calls them until the app is at rest.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from penstock.testing.memory.clock import TestClock
 
 
 class SteppedClock:
-    """The broker's clock, but for waiting: that is the driver's to decide, in `wait`."""
+    """The broker's clock, except that `sleep` calls the driver's `wait`."""
 
     def __init__(self, clock: TestClock, wait: Callable[[float], None]) -> None:
         self.monotonic, self.time = clock.monotonic, clock.time
@@ -36,17 +36,17 @@ class SteppedClock:
 
 
 class SteppedClient(MemoryConsumer):
-    """The consumer client in memory, which never waits for a message: the driver moves the clock."""
+    """A consumer client in memory that never waits for a message: the driver moves the clock."""
 
-    #: Whether a rebalance callback is being called.
+    #: Whether a rebalance callback is running.
     in_callback = False
 
     def consume(self, num_messages: int = 1, timeout: float = -1) -> list[ClientMessage]:  # noqa: ARG002 - see above
-        """Return what is there."""
+        """Return the messages that are available now."""
         return super().consume(num_messages, 0)
 
     def call_back(self, name: str, callback: RebalanceCallback, partitions: list[TopicPartition]) -> None:
-        """Call a rebalance callback, in which the engine may wait for handlers."""
+        """Call a rebalance callback. The engine may wait for handlers in it."""
         self.in_callback = True
         try:
             super().call_back(name, callback, partitions)
@@ -55,10 +55,10 @@ class SteppedClient(MemoryConsumer):
 
 
 class SteppedConsumer:
-    """One consumer: its engine, its poll loop and its client; and the cluster that its engine sees.
+    """One consumer: its engine, its poll loop and its client. It is also the cluster of its engine.
 
-    `wait` is called where a rebalance callback waits for handlers, with the seconds it would sleep: to let somebody
-    work, or to move the clock.
+    If a rebalance callback waits for handlers, it calls `wait` with the seconds to sleep. `wait` runs handlers or moves
+    the clock.
     """
 
     client_type: ClassVar[type[SteppedClient]] = SteppedClient
@@ -80,19 +80,19 @@ class SteppedConsumer:
     ) -> None:
         self._broker = broker
         self._wait = wait
-        #: The engine's clock. Who runs it without waiting has no use for `sleep`, save in a rebalance callback.
+        #: The engine's clock. Its `sleep` does nothing, except in a rebalance callback.
         self.clock = SteppedClock(broker.clock, self._sleep)
         self.engine = Engine(group, handlers, settings, self.clock, middlewares, context=context, patterns=patterns)
         self.loop = PollLoop(self.engine)
 
     def consumer(self, config: Mapping[str, Any]) -> SteppedClient:
-        """Make the client, as the engine asks its cluster for one."""
+        """Make the client: the engine calls this on its cluster."""
         self.client = self.client_type(config, self._broker)
         self.is_connected = True
         return self.client
 
     def __getattr__(self, name: str) -> Any:
-        """Return the broker's: all of the cluster but its consumers and its clock."""
+        """Return the broker's attribute: all of the cluster except its consumers and its clock."""
         return getattr(self._broker, name)
 
     def _sleep(self, seconds: float) -> None:
@@ -100,20 +100,20 @@ class SteppedConsumer:
             self._wait(seconds)
 
     def connect(self) -> PollLoop:
-        """Check the topics, make the clients and ask to join; errors as `PollLoop.connect`."""
+        """Check the topics, make the clients and join the group; errors as `PollLoop.connect`."""
         self.loop.connect(cast("Cluster", self))
         self.loop.membership.join()
         return self.loop
 
-    def step(self, take: Callable[[], object]) -> None:
-        """Take a step of the poll loop; what it raises stops the consumer, as it does on the poll thread."""
+    def step(self, step_once: Callable[[], object]) -> None:
+        """Run a step of the poll loop. Its errors stop the consumer, as on the poll thread."""
         try:
-            take()
+            step_once()
         except PenstockError as error:
             self.engine.fail(error)
 
     def next_due(self) -> float:
-        """Return when the engine next does something by the clock alone, or infinity."""
+        """Return the time of the engine's next action that only needs the clock, or infinity."""
         engine = self.engine
         now = self.clock.monotonic()
         times = [engine.timers.next_due()]

@@ -98,7 +98,7 @@ def test_a_task_that_loses_everything_is_stopped_by_the_limit() -> None:
 def test_results_for_a_batch_as_a_whole_are_refused() -> None:
     one = handler(lambda messages: Outgoing("a", f"{len(messages)}"), batch=2)
 
-    with pytest.raises(SinkError, match=r"for its batch as a whole.*return a list with what is for each message"):
+    with pytest.raises(SinkError, match=r"for its batch as a whole.*return a list with the results of each message"):
         publish_task([Row(b"k%d" % n, n, partition=n % 2) for n in range(4)], {"orders": one})
 
 

@@ -230,6 +230,6 @@ def test_the_command_line_looks_into_a_folder_and_says_where_to_decide(
     )
     assert f"call store.administration().resume('{first.transaction_id}', actor) there" in refused[3].err
     assert [(one.code, "is for a store in Kafka" in one.err) for one in only_in_kafka] == [(2, True)] * 2
-    assert (in_its_topic.code, "name that by --prefix" in in_its_topic.err) == (2, True)
+    assert (in_its_topic.code, "use --prefix instead" in in_its_topic.err) == (2, True)
     assert (nowhere.code, "there is no file store" in nowhere.err) == (1, True)
     assert not (tmp_path / "none").exists()

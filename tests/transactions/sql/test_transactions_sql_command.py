@@ -144,7 +144,7 @@ def test_the_statements_for_an_administrator_are_those_of_the_database(tx: Comma
         (("ls",), 2, "--bootstrap-servers is missing"),
         (("ls", "--sql", "oracle://host/shop"), 2, "which penstock does not know"),
         (("ls", "--sql", "sqlite:///FOLDER/none.db"), 1, "there is no store"),
-        (("ls", "--file", "FOLDER", "--discarded"), 2, "name that by --prefix instead of --file"),
+        (("ls", "--file", "FOLDER", "--discarded"), 2, "use --prefix instead of --file"),
         (("ls", "--sql", "sqlite:///FOLDER/none.db", "--file", "FOLDER"), 2, "name two stores"),
         (("show", "ID", "--sql", "sqlite:///FOLDER/none.db", "--payload"), 2, "--payload"),
         (("resume", "ID", "--sql", "sqlite:///FOLDER/none.db", "--again"), 2, "--again"),

@@ -16,6 +16,8 @@ from sqlalchemy.pool import NullPool
 
 from databases import TestDatabase, driver_connect
 from penstock.errors import ConfigurationError, TopicNotFoundError
+from penstock.transactions.wire.ops import Verdict
+from waiting import wait_until
 
 
 def connect_by(way: str, database: TestDatabase, **more: Any) -> Callable[[], Any]:
@@ -47,6 +49,28 @@ def test_an_outbox_row_is_published_iff_its_sql_transaction_commits(sql_bench: S
     assert {(message.key(), *message.headers()) for message in keyed} == {(b"k", ("h", b"1"), ("none", None))}
     assert len(sql_bench.messages()) == 6
     assert sql_bench.database.rows("SELECT count(*) FROM penstock_tx WHERE halves IS NOT NULL") == [(0,)]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("database", ["mariadb"], indirect=True)
+def test_an_outbox_transaction_that_stays_open_delays_neither_settlement_nor_purge(
+    sql_bench: SqlBench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("penstock.transactions.stores.sql.shards._SETTLED_KEPT_S", 0.0)
+    monkeypatch.setattr("penstock.transactions.stores.shard_coordinator._TRIM_INTERVAL_S", 0.2)
+    coordinator = sql_bench.coordinator(**NO_CHECKS)
+    with closing(driver_connect(sql_bench.database)()) as user:
+        for number in range(20):
+            sql_bench.send(Verdict.COMMIT, sql_bench.half(b"%d" % number))
+            if number == 10:
+                sql_bench.sql_store.outbox(user).send(sql_bench.topic, value=b"open")
+
+        settled(coordinator, committed=20)
+        wait_until(
+            lambda: sql_bench.database.rows("SELECT 1 FROM penstock_tx UNION ALL SELECT 2 FROM penstock_number") == []
+        )
+
+    assert "lost its store" not in caplog.text
 
 
 @pytest.mark.parametrize("way", ["driver", "connection", "session"])

@@ -89,6 +89,25 @@ def test_settled_transactions_leave_nothing_behind(sql_bench: SqlBench, monkeypa
     wait_until(lambda: read_all(sql_bench.servers, done) == [])
 
 
+@pytest.mark.thorough
+@pytest.mark.parametrize("database", ["mariadb"], indirect=True)
+def test_a_purge_of_many_rows_ends_when_the_leases_are_due(
+    sql_bench: SqlBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.transactions.stores.sql.shards._PURGE_LIMIT", 10)
+    store = sql_bench.sql_store
+    shards = store.open_shards(CheckTerms(CheckPolicy(600.0, 600.0, 1), session_s=600.0), lambda: None)
+    with contextlib.closing(shards):
+        with store.database.begin() as connection:
+            store.database.draw_numbers(connection, 35)
+
+        shards.purge()
+        assert sql_bench.database.rows("SELECT count(*) FROM penstock_number") == [(25,)]
+        shards.renew()
+        shards.purge()
+        assert sql_bench.database.rows("SELECT count(*) FROM penstock_number") == [(0,)]
+
+
 def test_errors_of_the_database_keep_payloads_to_themselves(
     sql_bench: SqlBench, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -42,7 +42,7 @@ class Blamed(Enum):
     TOPIC = "topic"
     #: The topic, if the broker answers other requests.
     SILENCE = "silence"
-    #: Nothing: the message was purged from the queue because another one failed.
+    #: Nothing: the message was purged, queued or in flight, because another one failed.
     PURGED = "purged"
 
 

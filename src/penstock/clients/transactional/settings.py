@@ -95,7 +95,7 @@ _CONNECT_S = 1.0
 
 
 def initialise(producer: Producer, topic: str, timeout_s: float) -> None:
-    """Connect by a question about `topic`, then call `init_transactions`. An empty `topic` skips the question.
+    """Connect by a question about `topic`, which must exist, then call `init_transactions`. Empty: no question.
 
     Without a connection, the library looks for the transaction coordinator half a second later (librdkafka 2.16, seen
     in one of eight starts). Raises `KafkaException` as `init_transactions`.

@@ -155,7 +155,7 @@ class Liveness:
     """A consumer's threads at one moment.
 
     Attributes:
-        turned_s: seconds since the last step of the poll thread; None before its first step and while it leaves the
+        turned_s: seconds since the last step of the poll thread; None before its first step and once it leaves the
             group.
         turn_limit_s: seconds of a step after which the poll thread must be stuck.
         loop_blocked_s: seconds since the last sign of life of the event loop; 0 without a loop.

@@ -169,7 +169,8 @@ class ExhaustedMessage:
     #: For a retry topic, the number of former rounds; None for the dead-letter topic.
     retry: int | None
     settle: Settle = field(repr=False)
-    #: If it is given up by request, the former state of its key. It returns there if no topic takes the message.
+    #: If it is given up by request, the former state of its key. It returns there if no topic takes the message, and
+    #: `DeadLetterLimits` do not count it.
     asked_at: KeyState | None = None
     #: Whether its headers omit the stack and most of the texts.
     is_short: bool = False
@@ -183,6 +184,11 @@ class ExhaustedMessage:
     def record(self) -> Record:
         """The message as it was fetched."""
         return self.item[2]
+
+    @property
+    def form(self) -> str:
+        """What was left out of its headers, as the end of a sentence."""
+        return ", even without the stack and most of the texts" if self.is_short else ""
 
     @property
     def place(self) -> tuple[Assignment, int]:
@@ -290,7 +296,7 @@ class DeadLetterPublisher:
             self.publish(replace(message, is_short=True))
         elif message.asked_at is not None:
             _log.error("%s was to be given up, and %s does not take it: %s; it stays", place, topic, reason(error))
-            why = f"{topic} does not take {place}, even without the added headers; the log has the cause"
+            why = f"{topic} does not take {place}{message.form}; the log has the cause"
             self._settle(message, message.asked_at, why_not=why)
         else:
             self._stop(message, topic, error)
@@ -298,10 +304,13 @@ class DeadLetterPublisher:
     def _stop(self, message: ExhaustedMessage, topic: str, error: KafkaError) -> None:
         """Stop the consumer because no topic takes a message."""
         self._hold(message, f"{topic} does not take it: {reason(error)}")
+        remedy = f"raise max.message.bytes of {topic}"
+        if error.code() == KafkaError.INVALID_RECORD:
+            remedy = f"if {topic} is compacted, which takes no message without a key, set its cleanup.policy to delete"
+        tries = counted(message.attempts, "try", "tries")
         stop = PenstockError(
-            f"{position_of(message.record)} was given up after {counted(message.attempts, 'try', 'tries')}, and "
-            f"{topic} does not take it, even without the added headers: {reason(error)}; {self.limits.ends}: raise "
-            f"max.message.bytes of {topic}, or choose on_failure 'drop' for it"
+            f"{position_of(message.record)} was given up after {tries}, and {topic} does not take it{message.form}: "
+            f"{reason(error)}; {self.limits.ends}: {remedy}, or choose on_failure 'drop' for it"
         )
         stop.__cause__ = message.error
         self.fail(stop)

@@ -226,7 +226,7 @@ class ConsumerCommits(Commits):
         self._retry_at = now + min(_RETRY_S, self.interval_s)
         self._next_at = min(self._next_at, self._retry_at)
         if is_rebalancing(error):
-            _log.info("the group rebalances: the next owner of %s repeats the commit: %s", places, why)
+            _log.info("the group rebalances: the owner of %s after that repeats the commit: %s", places, why)
             return
         self._engine.counts.failed_commits += 1
         self._report(partitions, why)

@@ -1,1 +1,1 @@
-"""The Java that the broker and Spark run on, and the jars: found, or fetched once."""
+"""The Java for the broker and Spark, and Kafka's jars: found, or fetched once."""

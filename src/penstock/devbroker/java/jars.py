@@ -1,6 +1,6 @@
-"""Kafka's jars in the user's cache: resolved once, by the Ivy inside pyspark, by package coordinates alone.
+"""Kafka's jars in the user's cache: fetched once, by package coordinates, with the Ivy inside pyspark.
 
-The cache takes its name only when it is whole, by a rename; so a killed resolver leaves nothing that looks like it.
+The folder is renamed to its final name when it is complete. So a killed resolver never leaves a partial cache.
 """
 
 from __future__ import annotations
@@ -18,23 +18,22 @@ from pathlib import Path
 
 from rich.console import Console
 
-from penstock.devbroker.java.runtime import JavaRuntime
-from penstock.devbroker.java.trust import trust_options
+from penstock.devbroker.java.runtime import JavaRuntime, trust_options
 from penstock.errors import DevBrokerError
 
-#: The environment may name another one. 4.3 and 4.4 leave the markers of a Kafka transaction out where a partition has
-#: no leader when it ends, as each has while a single broker restarts: the transaction counts as ended, and its readers
-#: wait for ever (KAFKA-20734).
+#: The environment may name another version. 4.3 and 4.4 omit the markers of a Kafka transaction if a partition has no
+#: leader at its end, as while a single broker restarts. The transaction counts as ended, and its readers wait for ever
+#: (KAFKA-20734).
 KAFKA_VERSION = os.environ.get("PENSTOCK_KAFKA_VERSION") or "4.2.2"
 
-#: Seconds that the resolver may take; about half a minute is usual.
+#: Seconds for the resolver; about half a minute is usual.
 _FETCH_TIMEOUT_S = 600.0
 
 _LAST_LINES = 20
 
 _log = logging.getLogger("penstock.devbroker")
 
-#: Puts the jars into a folder: the folder for them, and one for the resolver's own files.
+#: Puts the jars into a folder. The arguments are that folder, and one for the resolver's own files.
 Resolver = Callable[[Path, Path], None]
 
 
@@ -45,34 +44,34 @@ def cache_folder() -> Path:
 
 
 def jars_folder() -> Path:
-    """Return the folder that holds Kafka's jars once they are resolved."""
+    """Return the folder of Kafka's jars, which may not exist yet."""
     return cache_folder() / f"kafka-{KAFKA_VERSION}"
 
 
 def kafka_jars(java: JavaRuntime) -> Path:
-    """Return a folder with Kafka's jars, resolving them if the cache does not have them.
+    """Return a folder with Kafka's jars, and fetch them if they are not in the cache.
 
     Args:
         java: the runtime that runs the resolver.
 
     Raises:
-        DevBrokerError: they could not be resolved; the message carries the resolver's last lines.
+        DevBrokerError: they could not be fetched; the message ends with the resolver's last lines.
     """
     return cached(jars_folder(), partial(_resolve_with_ivy, java))
 
 
 def cached(folder: Path, resolver: Resolver) -> Path:
-    """Return `folder`, filled by `resolver` unless it is there. Safe between threads and processes."""
+    """Return `folder`. If it does not exist, `resolver` fills it first. Safe between threads and processes."""
     if folder.is_dir():
         return folder
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with folder.with_name(f"{folder.name}.lock").open("ab") as lock:
-            # The kernel gives it back when a holder is killed.
+            # The kernel releases it if the holder is killed.
             fcntl.flock(lock, fcntl.LOCK_EX)
             if folder.is_dir():
                 return folder
-            # The lock is ours, so what is left there belongs to resolvers that were killed.
+            # This process has the lock, so leftovers belong to killed resolvers.
             for leftover in folder.parent.glob(f"{folder.name}.partial-*"):
                 shutil.rmtree(leftover, ignore_errors=True)
             with tempfile.TemporaryDirectory(prefix=f"{folder.name}.partial-", dir=folder.parent) as name:
@@ -101,7 +100,7 @@ def _resolve_with_ivy(java: JavaRuntime, jars: Path, work: Path) -> None:
         *("-dependency", "org.apache.kafka", "kafka_2.13", KAFKA_VERSION),
         *("-confs", "default"),
         *("-retrieve", f"{jars}/[artifact]-[revision](-[classifier]).[ext]"),
-        # Without `bundle`, scala-logging is left out and the broker dies while it loads its classes.
+        # Without `bundle`, scala-logging is missing and the broker dies while it loads its classes.
         *("-types", "jar", "bundle", "maven-plugin"),
         "-warn",
     ]
@@ -122,7 +121,7 @@ def _resolve_with_ivy(java: JavaRuntime, jars: Path, work: Path) -> None:
 
 
 def _bring_logging(jars: Path) -> None:
-    """Put pyspark's logging jars instead of those resolved: Kafka's own lack the link from slf4j to log4j."""
+    """Replace the fetched logging jars by pyspark's: Kafka's own lack the link from slf4j to log4j."""
     for stem in ("slf4j-api", "log4j-api", "log4j-core", "log4j-slf4j2-impl"):
         for resolved in jars.glob(f"{stem}-*.jar"):
             resolved.unlink()
@@ -142,7 +141,7 @@ def _pyspark_jar(stem: str) -> Path:
 
 
 def last_lines(path: Path) -> str:
-    """Return the last lines of a log, those that are not empty."""
+    """Return the last lines of a log, without empty ones."""
     try:
         text = path.read_text(errors="replace")
     except FileNotFoundError:

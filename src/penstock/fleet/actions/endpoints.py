@@ -1,6 +1,6 @@
 """The endpoint of actions: `POST /api/actions/{name}` performs one.
 
-A request must come from a page of this address, be JSON and have the token, or it is refused before its body is read.
+A request of another site's page, one that is no JSON, and one without the token are refused before the body is read.
 The answer is one sentence. An action that exceeds the answer timeout is not interrupted: its thread goes on, and its
 outcome is in the audit.
 """

@@ -45,7 +45,11 @@ class Source(Protocol):
 
     @property
     def trouble(self) -> str | None:
-        """The reason why nothing newer is known, or None."""
+        """The text of the page's banner, or None."""
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether nothing newer is known than an earlier state."""
 
     @property
     def ignored(self) -> Mapping[str, int]:
@@ -151,7 +155,7 @@ class Hub:
                 with self._open_source() as source:
                     while not self._stopping.is_set():
                         self._trouble, self._ignored = source.trouble, source.ignored
-                        self._update(source.groups)
+                        self._update(source.groups, is_stale=source.is_stale)
                         source.follow(_NEWS_WAIT_S)
             except PenstockError as error:
                 # A broker or a permission is missing, or the topic does not exist yet.
@@ -159,13 +163,13 @@ class Hub:
                     level = logging.INFO if isinstance(error, TopicNotFoundError) else logging.WARNING
                     _log.log(level, "%s", error)
                 self._trouble = str(error)
-                self._update(lambda: self._groups)
+                self._update(lambda: self._groups, is_stale=True)
             except Exception:  # noqa: BLE001 - one report must not end the page or fill the log
                 _log.exception("the page could not be made; it is tried again", extra=once_in(_LOG_INTERVAL_S, "page"))
             # Opening reads all reports again, so there is a delay after any failure.
             self._stopping.wait(_RETRY_DELAY_S)
 
-    def _update(self, groups_now: Callable[[], Sequence[Group]]) -> None:
+    def _update(self, groups_now: Callable[[], Sequence[Group]], *, is_stale: bool) -> None:
         """Replace the groups if a point of the history is due or a browser waits for a state."""
         now = time.monotonic()
         is_due = now >= self._point_at + STEP_S or not self._made_at
@@ -175,7 +179,7 @@ class Hub:
         groups = groups_now()
         with self._changed:
             if is_due:
-                self._history.add(groups if self._trouble is None else _as_silent(groups))
+                self._history.add(_as_silent(groups) if is_stale else groups)
                 self._point_at = now
             self._groups, self._made_at, self._states = groups, now, {}
             self._head |= {"trouble": self._trouble, "ignored": dict(self._ignored), "made": now}

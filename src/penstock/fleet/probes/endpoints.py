@@ -123,6 +123,8 @@ class _OwnSource:
         self._process = process
         self._reports = ReportMaker(sender, time.monotonic())
         self.ignored: Mapping[str, int] = {}
+        # Also while the app starts or stops, which is its banner.
+        self.is_stale = False
 
     @property
     def trouble(self) -> str | None:

@@ -68,6 +68,11 @@ class ReportReader:
         return self._follower.trouble
 
     @property
+    def is_stale(self) -> bool:
+        """Whether brokers do not answer."""
+        return self.trouble is not None
+
+    @property
     def ignored(self) -> Mapping[str, int]:
         """The number of ignored records, by reason."""
         return self._states.ignored

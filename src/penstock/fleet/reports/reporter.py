@@ -67,7 +67,7 @@ class Reporter(TopicService):
         self._bootstrap_servers = bootstrap_servers
         self._config = config
         self._settings = settings
-        # Only the reporter's thread uses the fields below.
+        # Only the reporter's thread uses the fields below. Delivery callbacks run on it, too.
         self._reports = ReportMaker(sender, time.monotonic())
         self._cost_s = 0.0
 

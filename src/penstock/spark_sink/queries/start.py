@@ -184,7 +184,7 @@ def start_query(
     config: ClientConfig,
     gate: Callable[[DataFrame, int], None] | None = None,
 ) -> StreamingQuery:
-    """Start the query of a declared sink as `start_sink` does. Its batches go to a gate, not to the sink's function."""
+    """Start the query of a declared sink as `start_sink` does. With a gate, batches go to it, not to the function."""
     require_classic(spark)
     checkpoint = checkpoint_of(spark, spec)
     when = trigger_arguments(spec.trigger)

@@ -1,19 +1,19 @@
 """`IcebergSink`: a foreachBatch function that writes each batch once into an Iceberg table, without Java packages.
 
-The ledger stands in the summary of the snapshot that adds the rows. pyiceberg writes, on the driver.
+The ledger is part of the summary of the snapshot that adds the rows. pyiceberg writes, on the driver.
 """
 
-# Why the summary, and how it is found. A rollback, or a catalogue that came back from a backup, takes rows away: the
-# ledger must go with them, so that the next batch is refused as a hole. Properties of the table would stay. A snapshot
-# goes with its rows, so the ledger is that of the newest ancestor of the current snapshot that has one: snapshots of
-# other writers (a compaction, a DELETE) have none. Each has the ledger of all queries, so that one is enough.
+# Why the ledger is in the summary, and how it is found. A rollback, or a catalogue restored from a backup, removes
+# rows. The ledger must go with them, so that the next batch is refused as a hole. Properties of the table would stay,
+# but a snapshot goes with its rows. So the valid ledger is that of the newest ancestor of the current snapshot that
+# has one: snapshots of other writers (a compaction, a DELETE) have none. Each ledger covers all queries.
 #
-# Snapshots expire, and the last one of ours may while only others write. Its ancestors are then read in former versions
-# of the table's metadata, of which a hundred are kept by default. Where these are gone too, nobody can tell whether the
-# rows are there: the batch is refused. A property of the table, which is set with the first ledger and never changes,
-# tells such a table from one that never had a ledger.
+# Snapshots expire, also our last one while only others write. Its ancestors are then read from former versions of the
+# table's metadata. By default a hundred are kept. If these are gone too, it is unknown whether the rows are there, and
+# the batch is refused. A property of the table, which is set with the first ledger and never changes, distinguishes
+# such a table from one that never had a ledger.
 #
-# All changes are commits that add a snapshot, upon the snapshot whose ledger was read: the catalogue refuses any other.
+# Each change is a commit that adds a snapshot to the one whose ledger was read: the catalogue refuses any other.
 
 from __future__ import annotations
 
@@ -46,30 +46,30 @@ from penstock.spark_sink.sinks.frames import numbers
 from penstock.spark_sink.sinks.lake_sink import LakeSink, Ledger, one_zero
 from penstock.spark_sink.sinks.sink import Changes
 
-#: The ledger in the summary of a snapshot, and the table's property that says that there is one.
+#: The key of the ledger in the summary of a snapshot, and the table's property which says that there is a ledger.
 _LEDGER = "penstock.ledger"
 _ROW = "penstock_row"
-# By public names pyiceberg writes files only together with a commit.
+# pyiceberg's public functions write files only together with a commit.
 _to_data_files = files._dataframe_to_data_files  # noqa: SLF001 - see above
-#: The table's property by which pyiceberg tries a commit again, since 0.12.
+#: The table's property for pyiceberg's own retries of a commit, since 0.12.
 _OWN_TRIES = "commit.retry.num-retries"
-#: Values up to which pyiceberg compares each with the bounds of a file.
-_MOST_VALUES = 200
+#: Maximum number of values that pyiceberg compares with the bounds of a file.
+_MAX_VALUES = 200
 
 
 @dataclass(frozen=True, slots=True)
 class IcebergSink(LakeSink[Table]):
-    """Writes micro-batches into an Iceberg table, each row once whatever is repeated.
+    """Writes micro-batches into an Iceberg table, each row once even if batches are repeated.
 
-    What holds for it stands in `LakeSink`. A batch is one snapshot of the table. With a key, each data file that holds
-    a key of the batch is read and written again without it, one after the other, on the driver. The table may be
-    compacted, its rows deleted and its snapshots expired by others.
+    `LakeSink` describes the guarantees. A batch is one snapshot of the table. With a key, each data file that holds a
+    key of the batch is rewritten without it, one file after the other, on the driver. Others may compact the table,
+    delete its rows and expire its snapshots.
 
     Attributes:
         table: its name in the catalogue, with the namespace: `db.orders`.
-        catalog: properties of the catalogue as pyiceberg takes them, with its `name` where that counts; or the name of
-            one in pyiceberg's own configuration. May hold secrets and is never shown.
-        key: columns that identify a row, never NULL; empty to append.
+        catalog: pyiceberg's properties of the catalogue, with its `name` if that matters; or the name of a catalogue in
+            pyiceberg's own configuration. May hold secrets and is never shown.
+        key: columns that identify a row and are never NULL; empty to append.
     """
 
     table: str
@@ -81,7 +81,7 @@ class IcebergSink(LakeSink[Table]):
     _PLAIN = (refusals.NoSuchNamespaceError, refusals.NoSuchPropertyException, refusals.RESTError, OSError)
 
     def __post_init__(self) -> None:
-        """Check the settings; a `ConfigurationError` names a wrong one."""
+        """Check the settings; a `ConfigurationError` names the wrong one."""
         not_empty("table", self.table)
         if "." not in self.table.strip("."):
             raise ConfigurationError(f'table is {self.table!r}, without a namespace; write it as in "db.orders"')
@@ -95,18 +95,18 @@ class IcebergSink(LakeSink[Table]):
         """Return the ledger of the newest ancestor of the current snapshot that has one."""
         snapshots: dict[int | None, Snapshot] = {}
         for metadata in self._versions(table):
-            # Those of former versions count: who expires snapshots may also remove them as parents from the others.
+            # Include those of former versions: expiring snapshots may also remove them as parents of the others.
             snapshots |= {snapshot.snapshot_id: snapshot for snapshot in metadata.snapshots}
-            at = snapshots.get(table.metadata.current_snapshot_id)
-            while at is not None:
-                if text := at.summary and at.summary.get(_LEDGER):
+            ancestor = snapshots.get(table.metadata.current_snapshot_id)
+            while ancestor is not None:
+                if text := ancestor.summary and ancestor.summary.get(_LEDGER):
                     return _ledger_of(text)
-                at = snapshots.get(at.parent_snapshot_id)
+                ancestor = snapshots.get(ancestor.parent_snapshot_id)
             if _LEDGER not in table.properties:
                 return {}
         raise SinkError(
-            f"no snapshot of {self._target} holds the ledger that it had: it was replaced or rolled back to before its "
-            "first batch, or the snapshot and the metadata files of its time have expired; compare the table with the "
+            f"no snapshot of {self._target} holds the ledger any longer: the table was replaced or rolled back to "
+            "before its first batch, or that snapshot and its metadata files have expired; compare the table with the "
             f"topic, then ALTER TABLE ... UNSET TBLPROPERTIES ('{_LEDGER}') and set the ledger's entries"
         )
 
@@ -116,8 +116,8 @@ class IcebergSink(LakeSink[Table]):
         ledger[query] = {part: entry for part, entry in changed.items() if entry is not None}
         summary = {_LEDGER: _text_of(ledger)}
 
-        # The library works on a part of what was read; the catalogue adds the commit to the whole. It would copy all
-        # snapshots some twenty times, and put the commit behind another writer's, whose ledger was not read.
+        # The library gets a part of the metadata, for it copies all snapshots some twenty times. Its own retries are
+        # off: they could append to another writer's commit, whose ledger was not read.
         current = table.current_snapshot()
         part = {
             "snapshots": [] if current is None else [current],
@@ -146,8 +146,8 @@ class IcebergSink(LakeSink[Table]):
         transaction.commit_transaction()
 
     def _replaced(self, table: Table, schema: Schema, rows: pa.Table) -> Iterator[tuple[DataFile, pa.Table]]:
-        """Yield the data files that hold keys of these rows, each with its other rows."""
-        # The library's upsert makes several snapshots, and a filter of all keys, which takes their number squared.
+        """Yield each data file that holds keys of these rows, with its other rows."""
+        # The library's upsert makes several snapshots. Its filter of all keys takes quadratic time.
         if not self.key or not rows.num_rows:
             return
 
@@ -156,7 +156,7 @@ class IcebergSink(LakeSink[Table]):
 
         keys = one_zero(rows.select(self.key), self.key)
         for task in table.scan(row_filter=_may_hold(keys)).plan_files():
-            # Of most files the columns of the key are all that is read.
+            # Of most files, only the columns of the key are read.
             held = read(task, schema.select(*self.key))
             if _without(held, keys).num_rows < held.num_rows:
                 yield task.file, _without(read(task, schema), keys)
@@ -173,13 +173,13 @@ class IcebergSink(LakeSink[Table]):
         if schema is None:
             return None
         catalog.create_namespace_if_not_exists(self.table.rpartition(".")[0])
-        # Unless manifests are merged, each batch adds one that every reader opens.
+        # Without merging, each batch adds a manifest that every reader opens.
         merged = {TableProperties.MANIFEST_MERGE_ENABLED: "true"}
         return catalog.create_table_if_not_exists(self.table, self._types(schema), properties=merged)
 
     @staticmethod
     def _versions(table: Table) -> Iterator[TableMetadata]:
-        """Yield the table's metadata and the former versions of it that are still there, the newest first."""
+        """Yield the table's metadata and its former versions that still exist, the newest first."""
         yield table.metadata
         for entry in reversed(table.metadata.metadata_log):
             with suppress(FileNotFoundError):
@@ -196,24 +196,24 @@ class IcebergSink(LakeSink[Table]):
 
     @property
     def ledger_key(self) -> Hashable:
-        """What tells its ledger from those of others in this process."""
+        """A value that distinguishes its ledger from others in this process."""
         return self.table, hash(str(self.catalog)), self.name
 
 
 def _text_of(ledger: Ledger) -> str:
     """Return a ledger as JSON: by query, lists `[topic, topic id, query id, batch id, {partition: [start, end]}]`.
 
-    Ids stand once for all partitions of a batch: every snapshot that has not expired has a ledger.
+    Ids are written once for all partitions of a batch, because every snapshot stores a ledger.
     """
-    said: dict[str, list[list[Any]]] = {}
+    batches_by_query: dict[str, list[list[Any]]] = {}
     for query, entries in ledger.items():
         batches: dict[tuple[Any, ...], dict[int, tuple[int | None, int]]] = {}
         for (topic, partition), entry in sorted(entries.items()):
             of_batch = batches.setdefault((topic, entry.topic_id, entry.query_id, entry.batch_id), {})
             of_batch[partition] = entry.start, entry.end
         if batches:
-            said[query] = [[*batch, ends] for batch, ends in batches.items()]
-    return json.dumps(said, separators=(",", ":"))
+            batches_by_query[query] = [[*batch, ends] for batch, ends in batches.items()]
+    return json.dumps(batches_by_query, separators=(",", ":"))
 
 
 def _ledger_of(text: str) -> Ledger:
@@ -228,13 +228,13 @@ def _ledger_of(text: str) -> Ledger:
 
 
 def _may_hold(keys: pa.Table) -> ex.BooleanExpression:
-    """Return a filter that leaves out files which cannot hold a key, by the bounds of their columns."""
+    """Return a filter for files that may hold a key, by the bounds of their columns."""
     filters: list[ex.BooleanExpression] = [ex.AlwaysTrue()]
     for name in keys.column_names:
         values = pc.unique(keys[name])
         if pa.types.is_floating(values.type):
-            continue  # NaN is within no bounds
-        if len(values) <= _MOST_VALUES:
+            continue  # NaN is outside of all bounds
+        if len(values) <= _MAX_VALUES:
             filters.append(ex.In(term=name, values=set(values.to_pylist())))
         else:
             ends = pc.min_max(values).as_py()
@@ -246,7 +246,7 @@ def _may_hold(keys: pa.Table) -> ex.BooleanExpression:
 
 
 def _without(rows: pa.Table, keys: pa.Table) -> pa.Table:
-    """Return the rows whose key is none of these."""
+    """Return the rows whose key is not in `keys`."""
     names = keys.column_names
     own = one_zero(rows.select(names), names).cast(keys.schema)
     numbered = own.append_column(_ROW, numbers(0, rows.num_rows))

@@ -1,1 +1,1 @@
-"""Kafka in memory: broker, clients, group coordinator, transactions and faults, on a clock that is moved by hand."""
+"""A Kafka in memory: broker, clients, group coordinator, transactions and faults, on a clock that tests move."""

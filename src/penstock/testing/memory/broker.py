@@ -1,7 +1,7 @@
-"""`TestBroker`: a Kafka in memory, for tests: no process, no background thread, and only the time you make.
+"""`TestBroker`: a Kafka in memory for tests, without processes, threads or real time.
 
-It is a `Cluster`, so an engine runs on it unchanged. The same seed and the same calls give the same results: fetches
-break at places that the seed decides, and so do faults that come by chance.
+It is a `Cluster`, so an engine runs on it unchanged. The same seed and the same calls give the same results: the seed
+decides the boundaries of fetches and random faults.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from penstock.testing.memory.state import BrokerState
 T = TypeVar("T")
 
 
-class Answered(Generic[T]):
-    """An answer that is there at once."""
+class ReadyAnswer(Generic[T]):
+    """An answer that is available at once."""
 
     def __init__(self, found: T) -> None:
-        self._found = found
+        self._value = found
 
     def answer(self) -> T:
-        """Return it."""
-        return self._found
+        """Return the answer."""
+        return self._value
 
     wait = answer
 
@@ -44,8 +44,8 @@ class TestBroker(BrokerState, Cluster):
     """A Kafka in memory. All methods may be called from any thread.
 
     Args:
-        seed: decides everything that is left to chance.
-        max_fetch: messages that one fetch brings at most; how many it brings is drawn between one and this.
+        seed: seed of all random choices.
+        max_fetch: maximum number of messages of one fetch. The number is drawn between one and this.
     """
 
     __test__ = False  # pytest would take the name for a test case
@@ -54,35 +54,35 @@ class TestBroker(BrokerState, Cluster):
         if max_fetch < 1:
             raise ValueError(f"max_fetch must be at least 1, but is {max_fetch}; a fetch brings one message or more")
         super().__init__(seed, max_fetch)
-        #: Rights that its clients lack when they ask. What is refused besides is planned with `fail`.
+        #: Permissions that its clients lack when they ask. Refusals of requests are planned separately, with `fail`.
         self.missing_rights: set[Right] = set()
 
     def advance(self, seconds: float) -> None:
-        """Move the clock, and let happen what is due by then: sessions end, late requests arrive."""
+        """Move the clock and process the events due by then: sessions end, delayed requests arrive."""
         with self.lock:
             self._clock.advance(seconds)
             self.coordinator.tick(self._clock.monotonic())
 
     def next_due(self) -> float:
-        """Return when the clock alone makes something happen, on `clock.monotonic`; infinity where it does not."""
+        """Return the time of the next event that only needs the clock, on `clock.monotonic`, or infinity."""
         with self.lock:
             return self.coordinator.next_due()
 
-    # The cluster an engine sees
+    # The cluster of an engine
 
     def consumer(self, config: Mapping[str, Any]) -> MemoryConsumer:  # type: ignore[override] # as far as it is called
-        """Make a consumer, which can also be ended or cut off by a test: `kill`, `cut_off`, `heal`.
+        """Make a consumer. A test can also end it or cut it off: `kill`, `cut_off`, `heal`.
 
         `config` holds librdkafka's keys and the callback `on_commit`; unknown keys are ignored.
         """
         return MemoryConsumer(config, self)
 
     def producer(self, config: Mapping[str, Any]) -> MemoryProducer:  # type: ignore[override] # noqa: ARG002 - the same
-        """Make a producer. No key of `config` changes anything here."""
+        """Make a producer. `config` is ignored."""
         return MemoryProducer(self)
 
     def require_topics(self, topics: Iterable[str]) -> dict[str, int]:
-        """Return how many partitions each topic has; `TopicNotFoundError` names all that are absent."""
+        """Return the number of partitions of each topic; `TopicNotFoundError` names all missing topics."""
         with self.lock:
             counts, wanted = self.topics(), list(topics)
         missing = sorted(topic for topic in wanted if topic not in counts)
@@ -91,7 +91,7 @@ class TestBroker(BrokerState, Cluster):
         return {topic: counts[topic] for topic in wanted}
 
     def ensure_topics(self, specs: Iterable[TopicSpec]) -> None:
-        """Create the topics that are absent; `ConfigurationError` where Kafka would not take the name of one."""
+        """Create the topics that do not exist; `ConfigurationError` if Kafka would refuse a name."""
         with self.lock:
             counts = self.topics()
             for spec in specs:
@@ -102,26 +102,26 @@ class TestBroker(BrokerState, Cluster):
                 self.create_topic(spec.name, spec.partitions)
 
     def message_limits(self, topics: Iterable[str]) -> dict[str, int]:  # noqa: ARG002 - a cluster's method takes them
-        """Return nothing: no message is too large here."""
+        """Return no limits: no message is too large here."""
         return {}
 
-    def ask_topic_ids(self, topics: Iterable[str]) -> Answered[TopicIds]:
-        """Return the answer to which topics there are."""
+    def ask_topic_ids(self, topics: Iterable[str]) -> ReadyAnswer[TopicIds]:
+        """Return which topics exist, with their ids."""
         with self.lock:
             known, wanted, missing = dict(self._ids), list(topics), set(self.missing_rights)
         absent = frozenset(topic for topic in wanted if topic not in known)
         ids = {topic: known[topic] for topic in wanted if topic in known}
         unreadable = frozenset(topic for topic in wanted if topic_right(RightOperation.READ, topic) in missing)
-        return Answered(TopicIds(ids, absent, dict.fromkeys(absent, "no such topic"), unreadable))
+        return ReadyAnswer(TopicIds(ids, absent, dict.fromkeys(absent, "no such topic"), unreadable))
 
-    def ask_readable_ends(self, places: Sequence[tuple[str, int]]) -> Answered[Mapping[tuple[str, int], int]]:
-        """Return the answer to where partitions end for readers of committed messages."""
+    def ask_readable_ends(self, places: Sequence[tuple[str, int]]) -> ReadyAnswer[Mapping[tuple[str, int], int]]:
+        """Return the ends of partitions for readers of committed messages."""
         with self.lock:
-            return Answered({place: self._log(*place).last_stable for place in places})
+            return ReadyAnswer({place: self._log(*place).last_stable for place in places})
 
-    def in_background(self, what: str, work: Callable[[], T]) -> Answered[T]:  # noqa: ARG002 - a cluster's method takes it
-        """Do it at once."""
-        return Answered(work())
+    def in_background(self, what: str, work: Callable[[], T]) -> ReadyAnswer[T]:  # noqa: ARG002 - a cluster's method takes it
+        """Run `work` at once."""
+        return ReadyAnswer(work())
 
     def transactional_writer(
         self,
@@ -140,29 +140,29 @@ class TestBroker(BrokerState, Cluster):
             if (at := found.get((partition.topic, partition.partition))) is not None
         ]
 
-    def ask_rights(self, needed: Iterable[Right]) -> Answered[Rights]:
-        """Return the answer to which rights are missing."""
+    def ask_rights(self, needed: Iterable[Right]) -> ReadyAnswer[Rights]:
+        """Return which permissions are missing."""
         with self.lock:
             wanted, missing = list(needed), set(self.missing_rights)
         lacked = tuple(right for right in wanted if right in missing)
-        return Answered(Rights(tuple(right for right in wanted if right not in missing), lacked))
+        return ReadyAnswer(Rights(tuple(right for right in wanted if right not in missing), lacked))
 
     # Groups
 
     def committed(self, group: str) -> dict[Place, Commit]:
-        """Return a group's last commit of each topic and partition: offset and metadata."""
+        """Return a group's last commit of each partition, by topic and partition."""
         with self.lock:
             self.coordinator.tick(self._clock.monotonic())
             return dict(self.coordinator.offsets.get(group, {}))
 
     def commit_log(self, group: str) -> Sequence[Commit]:
-        """Return every commit of a group that was accepted, in order."""
+        """Return all accepted commits of a group, in order."""
         with self.lock:
             self.coordinator.tick(self._clock.monotonic())
             return tuple(self.coordinator.history.get(group, ()))
 
     def members(self, group: str) -> dict[str, tuple[Place, ...]]:
-        """Return the partitions of each member of a group, as its last generation gave them."""
+        """Return the partitions of each member of a group, as assigned by the last generation."""
         with self.lock:
             self.coordinator.tick(self._clock.monotonic())
             return {name: member.assigned for name, member in self.coordinator.group(group).members.items()}
@@ -173,38 +173,38 @@ class TestBroker(BrokerState, Cluster):
             return self.coordinator.group(group).generation
 
     def rebalance(self, group: str, *, shuffle: bool = True) -> None:
-        """Force a rebalance; shuffled, partitions go to members by chance, so that some of them move."""
+        """Force a rebalance. With `shuffle`, partitions go to random members, so that some of them move."""
         with self.lock:
             self.coordinator.group(group).rebalance(shuffle=shuffle)
 
     # Faults
 
     def fail(self, operation: Operation | str, error: KafkaError | int, times: int = 1) -> None:
-        """Let the next `times` calls of an operation be refused with an error, or the error of a code.
+        """Refuse the next `times` calls of an operation with an error, or the error of a code.
 
-        `operation` is one of `Operation`, or its value, as "commit". "queue" needs no error.
+        `operation` is an `Operation` or its value, such as "commit". "queue" ignores the error.
         """
         self._plan(operation, Fault(Effect.REFUSED, as_error(error)), times)
 
     def fail_by_chance(self, operation: Operation | str, error: KafkaError | int, probability: float) -> None:
-        """Let each call of an operation be refused with this probability from now on; 0 ends it."""
+        """Refuse each call of an operation with this probability from now on; 0 ends it."""
         with self.lock:
             self.faults.by_chance(operation, Fault(Effect.REFUSED, as_error(error)), probability)
 
     def lose_answer(self, operation: Operation | str, times: int = 1) -> None:
-        """Let the next commits or deliveries succeed while the client hears of an error of transport."""
+        """Let the next commits or deliveries succeed, but report a transport error to the client."""
         self._plan(operation, Fault(Effect.ANSWER_LOST, NO_ERROR), times)
 
     def delay_answer(self, operation: Operation | str, seconds: float, times: int = 1) -> None:
-        """Let the next commits or deliveries succeed at once, and the client hear of it so much later."""
+        """Let the next commits or deliveries succeed at once, and report that to the client after `seconds`."""
         self._plan(operation, Fault(Effect.ANSWER_LATE, NO_ERROR, seconds), times)
 
     def delay_request(self, operation: Operation | str, seconds: float, times: int = 1) -> None:
-        """Let the next commits or messages arrive so much later."""
+        """Let the next commits or messages arrive after `seconds`."""
         self._plan(operation, Fault(Effect.ARRIVES_LATE, NO_ERROR, seconds), times)
 
     def repeat_request(self, operation: Operation | str, seconds: float, times: int = 1) -> None:
-        """Let the next commits or messages arrive, and so much later arrive once more."""
+        """Let the next commits or messages arrive at once, and a second time after `seconds`."""
         self._plan(operation, Fault(Effect.REPEATED, NO_ERROR, seconds), times)
 
     def _plan(self, operation: Operation | str, fault: Fault, times: int) -> None:
@@ -212,6 +212,6 @@ class TestBroker(BrokerState, Cluster):
             self.faults.plan(operation, fault, times)
 
     def coordinator_away(self, seconds: float) -> None:
-        """Let the coordinator of all groups be away so long: commits wait, nobody joins, no session ends."""
+        """Make the coordinator of all groups unavailable: commits wait, no member joins, no session ends."""
         with self.lock:
             self.coordinator.away_until = self._clock.monotonic() + seconds

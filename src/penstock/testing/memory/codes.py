@@ -1,4 +1,4 @@
-"""Kafka's error codes as the clients in memory use them, under names without the client library's underscore."""
+"""Kafka's error codes for the clients in memory, under names without the client library's underscore."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OFFSET_OUT_OF_RANGE: int = KafkaError.OFFSET_OUT_OF_RANGE
 UNKNOWN_MEMBER_ID: int = KafkaError.UNKNOWN_MEMBER_ID
 UNKNOWN_TOPIC_OR_PARTITION: int = KafkaError.UNKNOWN_TOPIC_OR_PART
 
-#: No offset, as the client writes it, and the logical offsets.
+#: The client's value for "no offset", and the logical offsets.
 INVALID = -1001
 BEGINNING = -2
 END = -1

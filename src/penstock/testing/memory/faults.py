@@ -1,6 +1,6 @@
-"""Faults: what goes wrong on demand, planned for coming calls in order or drawn by a seed.
+"""Fault injection: faults planned for the next calls, in order, or drawn at random from a seed.
 
-What struck is counted, because a test of a fault must show that its fault happened.
+Faults that happened are counted, because a test of a fault must show that its fault happened.
 """
 
 from __future__ import annotations
@@ -18,44 +18,44 @@ from penstock.testing.memory import codes
 class Operation(Enum):
     """A call that can be made to fail."""
 
-    #: Any commit of a consumer, or only one kind of them.
+    #: Any commit of a consumer, and the two kinds of commits.
     COMMIT = "commit"
     COMMIT_SYNC = "commit_sync"
     COMMIT_ASYNC = "commit_async"
-    #: Asking for the group's offsets.
+    #: A request for the group's offsets.
     COMMITTED = "committed"
-    #: A fetch: the error is handed over in a message.
+    #: A fetch: the consumer gets the error in a message.
     FETCH = "fetch"
     #: The delivery of a produced message.
     PRODUCE = "produce"
-    #: The call of `produce` itself: it raises `BufferError`.
+    #: The call of `produce`: it raises `BufferError`.
     QUEUE = "queue"
-    #: Asking for the ends of a partition.
+    #: A request for the ends of a partition.
     WATERMARKS = "watermarks"
 
 
 class Effect(Enum):
     """How a call goes wrong."""
 
-    #: The broker refuses; nothing changes.
+    #: The broker refuses the request; nothing changes.
     REFUSED = "refused"
-    #: The broker does it, the client hears an error.
+    #: The broker executes the request; the client gets an error.
     ANSWER_LOST = "answer lost"
-    #: The broker does it at once, the client hears of it later.
+    #: The broker executes the request at once; the client gets the answer later.
     ANSWER_LATE = "answer late"
     #: The request reaches the broker later.
     ARRIVES_LATE = "arrives late"
-    #: The broker does it, and does it again later: the client's own repetition of a request it thought lost.
+    #: The broker executes the request now and again later, as if the client repeated a request that it thought lost.
     REPEATED = "repeated"
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One fault: how a call goes wrong, and what the client hears where it hears an error."""
+    """A fault: its effect on a call, and the error that the client gets, if it gets one."""
 
     effect: Effect
     error: KafkaError
-    #: How late, for what is late.
+    #: The delay, for effects that delay.
     seconds: float = 0.0
 
 
@@ -64,36 +64,36 @@ def as_error(error: KafkaError | int) -> KafkaError:
     return error if isinstance(error, KafkaError) else KafkaError(error)
 
 
-#: What stands in a fault that lets the client hear no error.
+#: A placeholder in faults that report no error of the caller's choice.
 NO_ERROR = KafkaError(codes.TRANSPORT)
 
-#: The wider operation of which a plan is looked at too.
+#: The wider operation, whose plan applies too.
 _WIDER = {Operation.COMMIT_SYNC: Operation.COMMIT, Operation.COMMIT_ASYNC: Operation.COMMIT}
 
 
 class Faults:
-    """The faults to come. The broker's lock guards it."""
+    """The planned faults. The broker's lock guards them."""
 
     def __init__(self, chance: random.Random) -> None:
         self._chance = chance
         self._planned: dict[Operation, deque[Fault]] = {}
         self._by_chance: dict[Operation, tuple[Fault, float]] = {}
-        #: How often a fault struck each operation.
+        #: Number of faults that happened, by operation.
         self.happened: Counter[Operation] = Counter()
 
     def plan(self, operation: Operation | str, fault: Fault, times: int) -> None:
-        """Let the next `times` calls go wrong."""
+        """Plan a fault for the next `times` calls."""
         self._planned.setdefault(Operation(operation), deque()).extend([fault] * times)
 
     def by_chance(self, operation: Operation | str, fault: Fault, probability: float) -> None:
-        """Let each call go wrong with this probability; 0 ends it."""
+        """Draw a fault for each call with this probability; 0 ends it."""
         if probability > 0:
             self._by_chance[Operation(operation)] = (fault, probability)
         else:
             self._by_chance.pop(Operation(operation), None)
 
     def clear(self) -> None:
-        """Forget all faults that have not happened yet."""
+        """Cancel all faults that have not happened yet."""
         self._planned.clear()
         self._by_chance.clear()
 

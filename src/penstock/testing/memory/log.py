@@ -1,6 +1,6 @@
-"""The log of one partition: records, transaction markers, holes, and what a reader gets of them.
+"""The log of one partition: records, transaction markers and offset gaps, and reading from it.
 
-Records are the client library's own `Message` objects, made once when they are appended and handed to every reader.
+Records are `Message` objects of the client library. They are made once, at the append, and shared by all readers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _CREATE_TIME = 1
 
 
 class Outcome(Enum):
-    """What became of a transaction."""
+    """The states of a transaction."""
 
     OPEN = auto()
     COMMITTED = auto()
@@ -34,10 +34,10 @@ class Outcome(Enum):
 
 
 class TestTransaction:
-    """A Kafka transaction: made by `TestBroker.transaction`. It ends in all its logs at once.
+    """A Kafka transaction, made by `TestBroker.transaction`. It ends in all its logs at once.
 
-    As a context manager it commits, or aborts when an exception passes through. Without one it stays open until
-    `commit` or `abort`, and readers of committed messages wait before its first record.
+    As a context manager it commits, or aborts if an exception passes through. Otherwise it stays open until `commit` or
+    `abort`. Until then, readers of committed messages stop before its first record.
     """
 
     __test__ = False  # pytest would take the name for a test case
@@ -46,7 +46,7 @@ class TestTransaction:
         self._append = append
         self._lock = lock
         self.outcome = Outcome.OPEN
-        #: Where it has records, in their order.
+        #: The logs that hold its records, in order.
         self.logs: dict[PartitionLog, None] = {}
 
     def produce(
@@ -58,21 +58,21 @@ class TestTransaction:
         headers: Headers | None = (),
         partition: int | None = None,
     ) -> Message:
-        """Append a record and return it; `StoppedError` where the transaction has ended."""
+        """Append a record and return it; `StoppedError` if the transaction has ended."""
         with self._lock:
             self._require_open()
             return self._append(topic, value, key, headers, partition=partition, owner=self)
 
     def commit(self) -> None:
-        """End it: its records are read."""
+        """End the transaction and make its records visible."""
         self.end(Outcome.COMMITTED)
 
     def abort(self) -> None:
-        """End it: its records are never read by who reads committed messages only."""
+        """End the transaction. Readers of committed messages never get its records."""
         self.end(Outcome.ABORTED)
 
     def end(self, outcome: Outcome) -> None:
-        """Write its markers."""
+        """End the transaction and write its markers."""
         with self._lock:
             self._require_open()
             self.outcome = outcome
@@ -88,14 +88,14 @@ class TestTransaction:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Commit, or abort when an exception passes through; what was ended by hand stays as it is."""
+        """Commit, or abort if an exception passes through. If the transaction has already ended, do nothing."""
         if self.outcome is Outcome.OPEN:
             self.end(Outcome.COMMITTED if kind is None else Outcome.ABORTED)
 
 
 @dataclass(slots=True, eq=False)
 class _Entry:
-    """What is at one offset: a record, or None for a marker; and its transaction, where it has one."""
+    """The entry of one offset: a record, or None for a marker; and its transaction, if any."""
 
     offset: int
     record: Message | None
@@ -112,17 +112,17 @@ class PartitionLog:
     def __init__(self, topic: str, partition: int) -> None:
         self.topic = topic
         self.partition = partition
-        #: The first offset that can be read, and the one that is given next.
+        #: The first readable offset, and the offset of the next record.
         self.start = 0
         self.end = 0
-        # By their offsets; there are holes between them.
+        # In order of offsets, with gaps.
         self._entries: list[_Entry] = []
-        # The first offset of each transaction that is open.
+        # The first offset of each open transaction.
         self._open: dict[TestTransaction, int] = {}
 
     @property
     def last_stable(self) -> int:
-        """The offset at which a read_committed reader stops: the first of an open transaction, or the end."""
+        """The end for a read_committed reader: the first offset of an open transaction, or the end of the log."""
         return min(self._open.values()) if self._open else self.end
 
     def append(
@@ -144,7 +144,7 @@ class PartitionLog:
         return message
 
     def append_marker(self, owner: TestTransaction) -> None:
-        """End a transaction here: its marker takes an offset that nobody gets."""
+        """End a transaction in this log. Its marker takes an offset that no reader gets."""
         self._open.pop(owner, None)
         self._put(None, owner)
 
@@ -158,7 +158,7 @@ class PartitionLog:
     def read(self, position: int, limit: int, *, committed_only: bool) -> tuple[list[Message], int]:
         """Return up to `limit` records from `position`, and the position after them.
 
-        That position lies past markers and aborted ranges that follow the last record returned.
+        That position is past the markers and aborted ranges after the last returned record.
         """
         stop = self.last_stable if committed_only else self.end
         if position >= stop:
@@ -174,25 +174,25 @@ class PartitionLog:
         return found, stop
 
     def records(self) -> list[Message]:
-        """Return all records that a reader of committed messages gets from the start."""
+        """Return all records for a reader of committed messages, from the start."""
         return self.read(self.start, len(self._entries), committed_only=True)[0]
 
     def delete_before(self, offset: int) -> None:
-        """Let the log begin at `offset`, as retention does."""
+        """Delete the records before `offset`, as retention does."""
         self.start = max(self.start, min(offset, self.end))
         del self._entries[: self._index(self.start)]
 
     def truncate(self, end: int) -> None:
-        """Let the log end before `end`, as after the loss of a leader: offsets are given again."""
+        """Delete the records from `end`, as after the loss of a leader. Their offsets will be used again."""
         del self._entries[self._index(end) :]
         self.end = max(0, min(end, self.end))
         self.start = min(self.start, self.end)
         self._open = {owner: first for owner, first in self._open.items() if first < self.end}
 
     def compact(self) -> None:
-        """Keep, below the last stable offset, the newest record of each key and all without one: the others are holes.
+        """Keep the newest record of each key, and all records without a key, below the last stable offset.
 
-        Markers stay, aborted records do not.
+        Markers are kept, aborted records are removed. Removed records leave gaps in the offsets.
         """
         last = self._index(self.last_stable)
         newest: dict[object, int] = {

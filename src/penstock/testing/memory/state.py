@@ -1,6 +1,6 @@
-"""The state of the broker in memory: its logs and groups, what goes wrong, and the lock and clock of all of it.
+"""The state of the broker in memory: logs, groups and faults, with their lock and clock.
 
-Its clients are given it. `TestBroker` adds what an engine asks a cluster, and what a test does to groups.
+Its clients share it. `TestBroker` adds the requests of an engine to its cluster, and a test's control of groups.
 """
 
 from __future__ import annotations
@@ -21,48 +21,48 @@ from penstock.testing.memory.log import Headers, PartitionLog, Place, TestTransa
 
 
 class BrokerState:
-    """The part of a `TestBroker` that its clients see. The lock guards all of it."""
+    """The part of a `TestBroker` that its clients use. The lock guards all of it."""
 
     def __init__(self, seed: int, max_fetch: int) -> None:
         self._clock = TestClock()
         self.lock = threading.RLock()
         self.chance = random.Random(seed)  # noqa: S311 - a seed must give the same run again
         self.max_fetch = max_fetch
-        #: What goes wrong; `faults.happened` counts what went wrong.
+        #: The planned faults; `faults.happened` counts those that happened.
         self.faults = Faults(self.chance)
         self._topics: dict[str, list[PartitionLog]] = {}
-        # Every log by topic and partition.
+        # All logs by topic and partition.
         self.logs: dict[Place, PartitionLog] = {}
         self.coordinator = Coordinator(self._clock, self.logs, self._places, self.chance)
-        self._turn: Counter[str] = Counter()
+        self._next_turn: Counter[str] = Counter()
         self._made = 0
-        # Id of each topic; one that is made again gets another.
+        # The id of each topic; a recreated topic gets a new one.
         self._ids: dict[str, str] = {}
 
     @property
     def clock(self) -> TestClock:
-        """The only time there is."""
+        """The only source of time."""
         return self._clock
 
     def _places(self, topics: Iterable[str]) -> list[Place]:
-        """Return the partitions of those of the topics that exist, sorted."""
+        """Return the partitions of these topics, sorted, without topics that do not exist."""
         return [(name, log.partition) for name in sorted(set(topics)) for log in self._topics.get(name, ())]
 
     def _logs_of(self, topic: str) -> list[PartitionLog]:
-        """Return the logs of a topic; `TopicNotFoundError` where it does not exist."""
+        """Return the logs of a topic; `TopicNotFoundError` if it does not exist."""
         if topic not in self._topics:
             raise TopicNotFoundError(f"the test broker has no topic {topic}; create it with create_topic first")
         return self._topics[topic]
 
     def _log(self, topic: str, partition: int) -> PartitionLog:
-        """Return one log; `TopicNotFoundError` where there is no such topic or partition."""
+        """Return the log of a partition; `TopicNotFoundError` if there is no such topic or partition."""
         logs = self._logs_of(topic)
         if not 0 <= partition < len(logs):
             raise TopicNotFoundError(f"topic {topic} has no partition {partition}, only {len(logs)}; name one of those")
         return logs[partition]
 
     def create_topic(self, topic: str, partitions: int = 1) -> None:
-        """Create a topic; `PenstockError` where it exists, `ValueError` where it would have no partition."""
+        """Create a topic; `PenstockError` if it exists, `ValueError` if it would have no partition."""
         if partitions < 1:
             raise ValueError(f"topic {topic} needs at least one partition, but {partitions} were asked for")
         with self.lock:
@@ -81,14 +81,14 @@ class BrokerState:
         self.logs.update({(topic, log.partition): log for log in logs})
 
     def add_partitions(self, topic: str, partitions: int) -> None:
-        """Let a topic have so many partitions in all; groups that read it rebalance."""
+        """Increase a topic's partitions to this total; its groups rebalance."""
         with self.lock:
             logs = self._logs_of(topic)
             self._put(topic, [*logs, *(PartitionLog(topic, number) for number in range(len(logs), partitions))])
             self.coordinator.topic_changed(topic)
 
     def delete_topic(self, topic: str) -> None:
-        """Delete a topic with its records and the groups' offsets in it; groups that read it rebalance."""
+        """Delete a topic with its records and the groups' offsets in it; its groups rebalance."""
         with self.lock:
             for log in self._logs_of(topic):
                 del self.logs[topic, log.partition]
@@ -96,10 +96,10 @@ class BrokerState:
             self.coordinator.topic_changed(topic)
 
     def recreate_topic(self, topic: str) -> None:
-        """Delete a topic and create it again at once: the groups' offsets in it go, and clients that read it go on.
+        """Delete a topic and create it again at once: the groups' offsets in it are deleted, its readers go on.
 
-        So it is in Kafka where no metadata showed a client that the topic was gone: it reads the new log from where it
-        stood in the old one.
+        The same happens in Kafka if no metadata showed the client that the topic was gone: the client reads the new log
+        from its position in the old one.
         """
         with self.lock:
             self._make(topic, len(self._logs_of(topic)))
@@ -120,10 +120,10 @@ class BrokerState:
         Args:
             topic: name of the topic.
             value: the body, or None for a tombstone.
-            key: decides the partition, where none is given.
+            key: decides the partition, unless `partition` is given.
             headers: pairs of name and content.
             partition: number of the partition.
-            timestamp_ms: create time since the epoch; the clock's when left out.
+            timestamp_ms: create time in milliseconds since the epoch; the clock's time if left out.
 
         Raises:
             TopicNotFoundError: there is no such topic or partition.
@@ -144,31 +144,31 @@ class BrokerState:
     ) -> Message:
         """Append a record and return it.
 
-        A record with a key goes where a stable hash of the key says; those without one go round.
+        A stable hash of the key decides the partition. Records without a key go to all partitions in turn.
         """
         count = len(self._logs_of(topic))
         if partition is None or partition < 0:
             if key is not None:
                 partition = crc32(key) % count
             else:
-                partition = self._turn[topic] % count
-                self._turn[topic] += 1
+                partition = self._next_turn[topic] % count
+                self._next_turn[topic] += 1
         if timestamp_ms is None:
             timestamp_ms = int(self._clock.time() * 1000)
         return self._log(topic, partition).append(value, key, headers, timestamp_ms, owner)
 
     def transaction(self) -> TestTransaction:
-        """Begin a transaction: a context manager, or ended by hand, or left open."""
+        """Begin a transaction. Use it as a context manager, end it by its methods, or leave it open."""
         return TestTransaction(self._append, self.lock)
 
     def records(self, topic: str, partition: int | None = None) -> list[Message]:
-        """Return the records of a topic as a reader of committed messages gets them, partition by partition."""
+        """Return the records of a topic for a reader of committed messages, partition by partition."""
         with self.lock:
             logs = self._logs_of(topic) if partition is None else [self._log(topic, partition)]
             return [record for log in logs for record in log.records()]
 
     def topics(self) -> dict[str, int]:
-        """Return how many partitions each topic has."""
+        """Return the number of partitions of each topic."""
         with self.lock:
             return {name: len(logs) for name, logs in self._topics.items()}
 
@@ -179,16 +179,16 @@ class BrokerState:
             return log.start, log.last_stable, log.end
 
     def compact(self, topic: str, partition: int = 0) -> None:
-        """Compact a log: the newest record of each key stays, and holes are where others were."""
+        """Compact a log: keep the newest record of each key. The others leave gaps in the offsets."""
         with self.lock:
             self._log(topic, partition).compact()
 
     def delete_records(self, topic: str, partition: int, before: int) -> None:
-        """Let a log begin at offset `before`, as retention does."""
+        """Delete the records before offset `before`, as retention does."""
         with self.lock:
             self._log(topic, partition).delete_before(before)
 
     def truncate(self, topic: str, partition: int, end: int) -> None:
-        """Let a log end before offset `end`, as after the loss of a leader: offsets are given again."""
+        """Delete the records from offset `end`, as after the loss of a leader. Their offsets will be used again."""
         with self.lock:
             self._log(topic, partition).truncate(end)

@@ -36,7 +36,8 @@ _READ_BUDGET_S = 60.0
 class Inspection:
     """Requests and reads about one store. For one thread; a context manager.
 
-    All requests together wait about `wait_s` seconds for silent brokers; the time of a steady read does not count.
+    All requests together wait about `wait_s` seconds for silent brokers. A read fails if no record arrives for the rest
+    of that time. A read that reaches its end does not shorten the rest.
 
     `topics` must have the real partition counts. All methods raise `BrokerConnectionError` if a broker does not answer
     in time, and `MissingRightError` if this client has no read permission.

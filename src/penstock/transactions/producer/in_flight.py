@@ -177,7 +177,9 @@ class Core:
             finally:
                 # The store is stopped and no longer calls back.
                 self._ending.set()
-                self._thread.join(_JOIN_S)
+                # The deadline thread logs lost decisions: the user's log handler may stop the producer there.
+                if self._thread is not threading.current_thread():
+                    self._thread.join(_JOIN_S)
                 for flight in self._waiters():
                     flight._give_up(math.inf)
                 self._is_down.set()

@@ -111,10 +111,10 @@ class TransactionalProducer(TransactionSender):
         positive_int("partitions", partitions)
         positive_int("check_workers", check_workers)
         seconds("check_timeout", check_timeout)
-        within = getattr(check, "within", None)
-        if within is not None:
-            # A `BarrierCheck` has to know its time limit.
-            check = within(check_timeout)
+        within = getattr(type(check), "within", None)
+        if check is not None and within is not None:
+            # A `BarrierCheck` has to know its limit. Its class has the method; a mock or a proxy has any attribute.
+            check = within(check, check_timeout)
         a_telemetry(telemetry)
         seconds("send_timeout", send_timeout)
         positive_int("max_in_flight", max_in_flight)

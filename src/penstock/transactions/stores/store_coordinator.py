@@ -166,6 +166,9 @@ class StoreCoordinator(ABC):
     def _open(self) -> None:
         """Open the store, create missing topics or tables, and make all parts."""
 
+    def _begin(self) -> None:  # noqa: B027 - only a store in Kafka needs it
+        """Start what only the thread can end. The thread calls it first."""
+
     @abstractmethod
     def _round(self) -> None:
         """Run one round: read, check, publish."""
@@ -195,7 +198,12 @@ class StoreCoordinator(ABC):
                 self._open()
                 name = f"penstock-coordinator-{self._prefix}"
                 self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-                self._thread.start()
+                try:
+                    self._thread.start()
+                except RuntimeError:
+                    # The process may start no more threads. It counts as not started, for start() and for stop().
+                    self._thread = None
+                    raise
 
     def stop(self, timeout: float = 30.0) -> None:
         """Finish open Kafka transactions, release all and end. Raises the errors of `Coordinator.stop`."""
@@ -265,6 +273,7 @@ class StoreCoordinator(ABC):
         observed, telemetry = None, self._options.telemetry
         try:
             observed = None if telemetry is None else self._observe(telemetry)
+            self._begin()
             while not self._stopping.is_set():
                 self._discarding.tend()
                 self._round()

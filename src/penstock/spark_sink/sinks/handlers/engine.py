@@ -1,9 +1,9 @@
-"""What Spark calls in a task: the consumer's engine over its rows, rows to publish and a report out.
+"""Handles the rows of a Spark task with the consumer's engine. Returns rows to publish and a report.
 
-A task has its rows to itself and in order, so there is no rebalance and nothing to commit, and nothing of Kafka is
-connected; lanes, parked keys, batches and dead letters are the consumer's (`consumer/engine.py`). The task's thread
-puts rows on lanes and serves the timers; one more thread calls plain handlers, on one lane of each group: a key waits
-for its retry, the others go on. An event loop serves many lanes, where some handler is an `async def`.
+A task gets its rows in order and shares them with no other task. So it needs no rebalance, no commit and no connection
+to Kafka. Lanes, parked keys, batches and dead letters are the consumer's (`consumer/engine.py`). The task's thread puts
+rows on lanes and serves the timers. One more thread calls plain handlers, on one lane of each group: a key that waits
+for its retry does not block other keys. If there are `async def` handlers, an event loop serves many lanes.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ from penstock.spark_sink.sinks.handlers.rows import stretches
 
 _log = logging.getLogger("penstock.handler_sink")
 
-#: Seconds between two looks of the task's thread at what others leave to it: few at first, for a task of some hundred
-#: rows is done in a millisecond; in the end so many that it costs nothing, for Python gives a busy thread's lock to
-#: another one no sooner.
-_FIRST_LOOK_S, _LOOK_S = 0.0001, sys.getswitchinterval()
-#: Lanes of `async def` handlers: to make them is most of what a task of a few rows costs.
-_MOST_LANES = 2048
-#: What comes of a message that fails a task, in words.
+#: Seconds between two polls of the task's thread, at first and at most. It begins short, because a task of some hundred
+#: rows takes a millisecond. It ends at Python's switch interval, where it costs nothing: a busy thread does not give up
+#: the interpreter lock earlier.
+_FIRST_POLL_S, _MAX_POLL_S = 0.0001, sys.getswitchinterval()
+#: Lanes of `async def` handlers: making them is most of the cost of a small task.
+_MAX_LANES = 2048
+#: The consequence of a message that fails a task, for error texts.
 _ENDS = "the query ends and the batch comes again"
 
 
 @dataclass(frozen=True, slots=True)
 class TaskSettings:
-    """Those settings of `HandlerSink` that tasks need; what they mean stands there."""
+    """The settings of `HandlerSink` that tasks need; it explains them."""
 
     handlers: Mapping[str, Handler]
     group: str = field(kw_only=True)
@@ -66,24 +66,24 @@ class TaskSettings:
 
 
 class TaskEngine:
-    """Handles the rows of one task. Its methods are for the task's thread.
+    """Handles the rows of one task. Only the task's thread calls its methods.
 
     Args:
-        work: what is done with them.
-        stretches: the rows; each stretch is of one source partition.
-        results: takes what handlers return, and dead letters.
+        work: the handlers and their settings.
+        stretches: the rows, in lists of one source partition each.
+        results: collects the results of handlers, and dead letters.
     """
 
     def __init__(self, work: TaskSettings, stretches: Iterator[list[Record]], results: ResultRows) -> None:
         self._work = work
         self._stretches = stretches
-        #: Whether all rows were put on lanes.
-        self._has_all = False
-        #: Written by any thread, the first time.
+        #: Whether all rows are on lanes.
+        self._all_read = False
+        #: The first failure. Any thread writes it.
         self._failure: BaseException | None = None
-        #: Whether nothing was under way, or to come, at the last look.
+        #: Whether nothing was running or due at the last poll.
         self._was_idle = False
-        self._look_s = _FIRST_LOOK_S
+        self._poll_s = _FIRST_POLL_S
         self._context = Context(group=work.group)
         settings = ConsumerSettings(
             workers=1,
@@ -100,38 +100,38 @@ class TaskEngine:
             context=self._context,
             outbox=results,
             fail=self._fail,
-            most_lanes=_MOST_LANES,
+            most_lanes=_MAX_LANES,
         )
         engine.dead_letter_publisher.limits.ends = _ENDS
-        #: What calls handlers.
+        #: Calls the handlers.
         self._executor = engine.executor = ThreadsAndTasks(
             work.group, settings, plan=engine.lane_plan, processor=engine.processor, closing=self._close_resources
         )
-        #: More rows are put on lanes while fewer are not done; a batch has room among them.
-        self._most = max(work.max_in_flight, *(handler.batch for handler in work.handlers.values()))
-        #: Rows put on lanes so far: the next one's number, by which all topics' are tracked together.
+        #: Maximum number of unfinished rows on lanes. A whole batch fits.
+        self._max_unfinished = max(work.max_in_flight, *(handler.batch for handler in work.handlers.values()))
+        #: Rows put on lanes so far. This is the next row's number; one tracker counts the rows of all topics.
         self._taken = 0
         self._tracker = Tracker(0)
-        #: One for all partitions of a topic, so that a batch may have messages of several.
+        #: One for all partitions of a topic, so that a batch may mix their messages.
         self._topics: dict[str, Assignment] = {}
         for topic, route in engine.routes.items():
-            route.linger = math.inf  # a batch goes when it is full, or nothing more can join it
+            route.linger = math.inf  # a batch starts when it is full, or no more messages can join it
             self._topics[topic] = assignment = Assignment(topic, -1, route, start=0)
             assignment.tracker = self._tracker
 
-    def enter(self, around: ExitStack) -> None:
-        """Begin the lifespans and what calls handlers; `around` ends both, as a consumer does."""
+    def enter(self, stack: ExitStack) -> None:
+        """Start the lifespans and the executor; `stack` ends both, in a consumer's order."""
         executor = self._executor
-        around.callback(executor.close)
-        self._context.state = enter_all(self._work.lifespans, around, executor.run_async)
-        # However long handlers take: the batch may come again.
-        around.callback(executor.stop, threading.TIMEOUT_MAX)
+        stack.callback(executor.close)
+        self._context.state = enter_all(self._work.lifespans, stack, executor.run_async)
+        # Without a time limit: otherwise a handler could still run while Spark repeats the batch.
+        stack.callback(executor.stop, threading.TIMEOUT_MAX)
         executor.start()
 
     def run(self) -> Iterator[None]:
-        """Handle all rows; yields now and then, for the caller to take results.
+        """Handle all rows; yields often, so that the caller can take results.
 
-        Raises `SinkError` where a message failed for good whose handler stops then, or one was given up too many.
+        Raises `SinkError` if a message failed for good and its handler stops then, or if too many were given up.
         """
         while self._failure is None and self._step():
             yield
@@ -139,12 +139,12 @@ class TaskEngine:
             raise _error_of_task(self._failure) from None  # its text may hold the message
 
     def _step(self) -> bool:
-        """Do what is next, or wait for it; returns whether there was something."""
+        """Do the next work, or wait for it. Return False if there is none."""
         self._engine.timers.serve(time.monotonic())
         return self._feed() or self._wait()
 
     def finish(self) -> BatchReport:
-        """Return what became of the rows, once `run` and what `enter` began have ended; `SinkError` of some nothing."""
+        """Return the report, after the end of `run` and of all that `enter` started; `SinkError` if rows are lost."""
         counts = self._engine.statistics(workers=1)
         outcomes = {outcome: getattr(counts, outcome) for outcome in OUTCOMES}
         report = BatchReport(rows=self._taken, results=counts.published, tasks=1, **outcomes)
@@ -156,49 +156,49 @@ class TaskEngine:
         return report
 
     def _feed(self) -> bool:
-        """Put rows on lanes; returns whether there were any, and room for them."""
+        """Put rows on lanes. Return False if there are no more, or no room for them."""
         load, processor = self._tracker.load(), self._engine.processor
-        if self._has_all or load.messages >= self._most or load.bytes >= self._work.max_in_flight_bytes:
+        if self._all_read or load.messages >= self._max_unfinished or load.bytes >= self._work.max_in_flight_bytes:
             return False
         records = next(self._stretches, None)
         if records is None:
-            self._has_all = True
+            self._all_read = True
             return False
-        processor.set_aside.draining, self._look_s = False, _FIRST_LOOK_S
+        processor.set_aside.draining, self._poll_s = False, _FIRST_POLL_S
         assignment = self._topics[records[0].topic()]
         first, self._taken = self._taken, self._taken + len(records)
         block = self._tracker.register(range(first, self._taken), total_size_in_bytes(records, assignment))
         fetch, lanes = Fetch(assignment, block, time.monotonic()), assignment.route.lanes
         fetch.ask_keys(records)
-        places = {0: list(range(len(records)))} if len(lanes) == 1 else _places(fetch, records)
-        for number, indexes in places.items():
-            taken = records if len(places) == 1 else [records[index] for index in indexes]
+        indexes_by_lane = {0: list(range(len(records)))} if len(lanes) == 1 else _indexes_by_lane(fetch, records)
+        for number, indexes in indexes_by_lane.items():
+            taken = records if len(indexes_by_lane) == 1 else [records[index] for index in indexes]
             lanes[number].runs.append(Run(fetch, first, taken, indexes))
-        processor.wake(self._engine.scheduler.ready(lanes[number] for number in places))
+        processor.wake(self._engine.scheduler.ready(lanes[number] for number in indexes_by_lane))
         return True
 
     def _wait(self) -> bool:
-        """Wait until there may be something to do; returns False where nothing is left that could bring it."""
+        """Wait until there may be work. Return False if no more work can come."""
         engine, load = self._engine, self._tracker.load()
-        # A lane that was given back with something to do is queued again a moment later.
+        # A released lane that still has work is queued again a moment later.
         is_idle = engine.scheduler.idle and not any(lane.runs or lane.due for lane in engine.scheduler.lanes)
-        if (is_idle or self._has_all) and not engine.processor.set_aside.draining:
-            engine.processor.drain()  # nothing more can join a batch now
+        if (is_idle or self._all_read) and not engine.processor.set_aside.draining:
+            engine.processor.drain()  # no more messages can join a batch now
             return True
-        if self._has_all and not load.messages:
+        if self._all_read and not load.messages:
             return False
         due = engine.timers.next_due() or math.inf
         is_at_work = engine.processor.deferred or load.messages > load.parked
         was_idle, self._was_idle = self._was_idle, is_idle and math.isinf(due) and not is_at_work
         if self._was_idle and was_idle:
-            # Twice: it was not one moment that the questions were answered in.
+            # Twice, because the values above were not read at one moment.
             return False
-        time.sleep(min(self._look_s, max(0.0, due - time.monotonic())))
-        self._look_s = min(2 * self._look_s, _LOOK_S)
+        time.sleep(min(self._poll_s, max(0.0, due - time.monotonic())))
+        self._poll_s = min(2 * self._poll_s, _MAX_POLL_S)
         return True
 
     def _fail(self, error: BaseException) -> None:
-        """Handle nothing more. Any thread."""
+        """Stop all handling. Any thread may call it."""
         self._failure = self._failure or error
         for assignment in self._topics.values():
             assignment.active = False
@@ -209,37 +209,37 @@ class TaskEngine:
 
 
 def handle(work: TaskSettings, publishes: bool, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Handle the rows of one Spark task; `publishes` says whether the sink may publish anything.
+    """Handle the rows of one Spark task; `publishes` says whether the sink may publish messages.
 
-    Yields rows of `results`, of which the last has the task's report; nothing begins where there are no rows. Raises as
-    `TaskEngine.run` and `TaskEngine.finish`.
+    Yields rows of `PUBLISHED`; the last one has the task's report. A task without rows starts and yields nothing.
+    Raises the errors of `TaskEngine.run` and `TaskEngine.finish`.
     """
-    given = iter(batches)
-    first = next((batch for batch in given if batch.num_rows), None)
+    remaining = iter(batches)
+    first = next((batch for batch in remaining if batch.num_rows), None)
     if first is None:
         return
     results = ResultRows(publishes=publishes)
-    with collection_put_off():  # for the lanes: there may be thousands
-        engine = TaskEngine(work, stretches(chain((first,), given), work.handlers.keys()), results)
-    with ExitStack() as around:
-        engine.enter(around)
+    with collection_put_off():  # because there may be thousands of lanes
+        engine = TaskEngine(work, stretches(chain((first,), remaining), work.handlers.keys()), results)
+    with ExitStack() as stack:
+        engine.enter(stack)
         for _ in engine.run():
             yield from results.full()
     yield from results.end(engine.finish())
     imports_set_aside("handling")
 
 
-def _places(fetch: Fetch, records: Sequence[Record]) -> dict[int, list[int]]:
-    """Return which of the records go to which lane."""
+def _indexes_by_lane(fetch: Fetch, records: Sequence[Record]) -> dict[int, list[int]]:
+    """Return the indexes of the records by lane."""
     first, ordering = records[0], fetch.assignment.route.ordering
-    places: defaultdict[int, list[int]] = defaultdict(list)
+    indexes_by_lane: defaultdict[int, list[int]] = defaultdict(list)
     for index, number in enumerate(ordering.lane_numbers(first.topic(), first.partition(), records, fetch.keys)):
-        places[number].append(index)
-    return places
+        indexes_by_lane[number].append(index)
+    return indexes_by_lane
 
 
 def _error_of_task(error: BaseException) -> BaseException:
-    """Return what a task raises; not chained, for Spark writes stacks of tasks into logs and events."""
+    """Return the error that a task raises. It is not chained: Spark writes stacks of tasks into logs and events."""
     if not isinstance(error, PenstockError) or isinstance(error, SinkError):
         return error
     _log.debug("%s", error, exc_info=error.__cause__)

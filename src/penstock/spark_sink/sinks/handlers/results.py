@@ -1,7 +1,7 @@
-"""What comes of messages: rows of `PUBLISHED` that a task makes, and counts, of a task as of a batch.
+"""Results of a task: rows of `PUBLISHED` for results and dead letters, and the counts of messages.
 
-Results and dead letters have the position of their message. The task's report is in a last row, so that one job is
-enough.
+Results and dead letters have the position of their message. The task's report is in the last row, so that one Spark
+job is enough.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from penstock.errors import SinkError
 from penstock.spark_sink.sinks.frames import STEP_BYTES, STEP_ROWS
 from penstock.spark_sink.sinks.kafka_sink import MARK, PUBLISHED
 
-#: What becomes of messages, and of tries: the fields of a report that the consumer's statistics have, too.
+#: Outcomes of messages and of tries: fields of a report that the consumer's statistics have too.
 OUTCOMES = ("handled", "filtered", "dead_letters", "dropped", "failed", "retried")
 
 
 @dataclass(slots=True)
 class BatchReport:
-    """What a micro-batch came to, or a task of it; `rows` is `handled`, `dead_letters`, `dropped` and `filtered`.
+    """Counts of a micro-batch or a task. `rows` is the sum of `handled`, `dead_letters`, `dropped` and `filtered`.
 
     Attributes:
-        rows: messages taken in.
-        handled: messages that their handler has done.
+        rows: messages read.
+        handled: messages that a handler completed.
         filtered: messages that a filter refused.
-        dead_letters: messages given up to a dead-letter topic.
+        dead_letters: messages given up and sent to a dead-letter topic.
         dropped: messages given up and logged.
-        failed: failures, each try counted.
+        failed: failed tries.
         retried: tries after the first.
         results: messages that handlers returned, to be published.
         tasks: tasks that had messages.
@@ -53,12 +53,12 @@ class BatchReport:
 
     @classmethod
     def of_tasks(cls, pickled: Sequence[bytes]) -> BatchReport:
-        """Return the sum of what tasks sent along."""
-        tasks = [pickle.loads(task) for task in pickled]  # noqa: S301 - of this query's own tasks
+        """Return the sum of the reports of tasks."""
+        tasks = [pickle.loads(task) for task in pickled]  # noqa: S301 - written by this query's own tasks
         return cls(**{count.name: sum(getattr(task, count.name) for task in tasks) for count in fields(cls)})
 
     def __str__(self) -> str:
-        """Say it in a line, without any key."""
+        """Return it as one line, without any key."""
         return (
             f"{self.rows} messages in {self.tasks} tasks, {self.handled} handled, {self.filtered} filtered, "
             f"{self.dead_letters} dead letters, {self.dropped} dropped, {self.failed} failures, {self.results} results"
@@ -66,14 +66,14 @@ class BatchReport:
 
 
 class ResultRows:
-    """The outbox of a task: takes what handlers return, and dead letters; then their messages are done. Thread-safe.
+    """The outbox of a task: stores handlers' results and dead letters, and completes their messages. Thread-safe.
 
-    `publishes` says whether the sink may publish anything.
+    `publishes` says whether the sink may publish messages.
     """
 
     def __init__(self, *, publishes: bool) -> None:
         self.publishes = publishes
-        # Guards the fields below: holders of lanes add, the task's thread takes.
+        # Guards the fields below: lane holders add rows, the task's thread takes them.
         self._lock = threading.Lock()
         self._rows: list[tuple[Any, ...]] = []
         self._size = 0
@@ -81,21 +81,21 @@ class ResultRows:
     def submit(
         self, items: Sequence[Item], messages: Sequence[Result], then: Then, lane: ConsumerLane | None = None
     ) -> None:
-        """Take what handlers returned for messages, or a dead letter; the messages are done then.
+        """Store the results for messages, or a dead letter, and complete the messages.
 
-        Raises `SinkError` where the sink publishes nothing, and for results of several messages together: of their
-        source partitions one may be published and another not.
+        Raises `SinkError` if the sink publishes nothing, and for common results of several messages: one of their
+        source partitions may be published already and another not.
         """
         name = items[0][0].assignment.route.handler.name
         if not self.publishes:
             raise SinkError(
-                f"{name} returned messages, and this HandlerSink has no name under which it could remember what it "
-                "has published; give it name=... (and bootstrap_servers), or return None"
+                f"{name} returned messages, but this HandlerSink has no name, by which the ledger knows published "
+                "results; give it name=... (and bootstrap_servers), or return None"
             )
         if len(items) > 1:
             raise SinkError(
-                f"{name} returned messages for its batch as a whole, which the ledger cannot publish once: return a "
-                "list with what is for each message, as [[...], None, ...]"
+                f"{name} returned messages for its batch as a whole, which the ledger cannot publish exactly once: "
+                "return a list with the results of each message, as [[...], None, ...]"
             )
         record = items[-1][2]
         position = (record.topic(), record.partition(), record.offset())
@@ -108,17 +108,17 @@ class ResultRows:
             self._rows += rows
             self._size += submission.size_bytes
             submission.complete()
-            # Under the lock: who counts is called by one thread at a time.
+            # Under the lock: only one thread at a time may call the counting callback.
             submission.is_written = True
             then(submission)
 
     def full(self) -> Iterator[pa.RecordBatch]:
-        """Return what was taken as columns, where it is enough for that."""
+        """Yield the stored rows, if there are enough for a batch."""
         if len(self._rows) >= STEP_ROWS or self._size >= STEP_BYTES:
             yield self._take()
 
     def end(self, report: BatchReport) -> Iterator[pa.RecordBatch]:
-        """Return the rest, and the task's report. Called once, last."""
+        """Yield the remaining rows and the task's report. Called once, at the end."""
         self._rows.append((None, None, None, MARK, None, None, None, pickle.dumps(report), None))
         yield self._take()
 

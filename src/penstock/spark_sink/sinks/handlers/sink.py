@@ -50,7 +50,7 @@ from penstock.telemetry.spark import count_messages
 if TYPE_CHECKING:
     from opentelemetry.metrics import Counter
 
-#: Seconds between two checks of the executor's thread, including the time of its kill.
+#: Seconds between two checks of the executor's thread, and seconds until its kill has taken effect.
 _LOOK_S = 2.0
 _GRACE_S = 2.0
 _log = logging.getLogger("penstock.handler_sink")
@@ -123,7 +123,7 @@ class HandlerSink(TaskSettings, PublishingSink):
         max_concurrency: most `async def` handlers of a task that run at once.
         max_in_flight: most messages of a task that are not done, including those that wait for a retry.
         max_in_flight_bytes: most bytes of these messages.
-        dead_letter_limit: the rate of failed messages, counted by task, at which a task fails.
+        dead_letter_limit: a limit of messages that are given up, counted by task; a task fails instead of exceeding it.
         headers: whether frames have the column `headers`; without it, handlers and dead letters have no headers.
         telemetry: metrics of each batch, on the driver and on the span of an app's sink; None: none.
         name: name of the query, as for `KafkaSink`. Required if a handler publishes or has dead letters: both are

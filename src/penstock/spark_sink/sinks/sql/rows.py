@@ -1,9 +1,8 @@
-"""What becomes of a batch's rows before they are merged: on executors as on the driver, in Arrow.
+"""Prepares a batch's rows for the merge, in Arrow: on executors and on the driver.
 
-Rows below the ledger are left out, rows that no table can hold are set aside, and of each key only what the merge
-needs is kept: the newest row of each partition, with the sums of columns that are added. Arrow holds two keys for
-one only where the database does too, so the merge still finds the newest of a key: what is left here is less, never
-something else.
+Rows below the ledger are skipped. Rows that no table can hold are rejected. Of each key, only the rows for the merge
+are kept: the newest row of each partition, with the sums of summed columns. Arrow regards two keys as equal only if
+the database does too. So the merge still finds the newest row of a key: this step removes rows and changes no result.
 """
 
 from __future__ import annotations
@@ -28,23 +27,23 @@ from penstock.spark_sink.source.plan import Offsets
 if TYPE_CHECKING:
     from penstock.spark_sink.sinks.sql.settings import SqlSinkSettings
 
-#: Rows, and bytes of Arrow, that are gathered before they are reduced and handed on.
+#: Rows, and bytes of Arrow, that are collected before they are reduced and staged.
 _PIECE_ROWS = 256_000
 _PIECE_BYTES = 64 * 1024 * 1024
 
-#: Days from 1970 to the first and the last day of the years 1 to 9999, and microseconds of a day.
+#: Days from 1970 to the first and to the last day of the years 1 to 9999, and microseconds of a day.
 _FIRST_DAY, _LAST_DAY = ((day - date(1970, 1, 1)).days for day in (date.min, date.max))
 _DAY_US = 24 * 60 * 60 * 1_000_000
 
 
 @dataclass(slots=True)
 class Report:
-    """What was seen of a batch, or of a task's part of it.
+    """The report on a batch, or on a task's part of it.
 
     Attributes:
-        offsets: its offsets.
+        offsets: the offsets in it.
         rejected: the rows that no table can hold.
-        copied: how many rows each attempt of a task has committed to the staging table.
+        copied: number of rows that each attempt of a task has committed to the staging table.
     """
 
     offsets: OffsetStatistics = field(default_factory=OffsetStatistics)
@@ -52,7 +51,7 @@ class Report:
     copied: dict[int, int] = field(default_factory=dict)
 
     def add(self, other: Report) -> None:
-        """Add what another task did."""
+        """Add the report of another task."""
         self.copied |= other.copied
         self.rejected += other.rejected
         self.offsets.add(other.offsets)
@@ -60,14 +59,14 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class StagingTask:
-    """What is done to the rows of a batch before they are merged, and what an executor runs on its part. Picklable.
+    """Prepares the rows of a batch for the merge. An executor runs it on its part of the batch. Picklable.
 
     Attributes:
-        schema: the frame's columns as they are staged, see `tables.staged_schema`.
-        ledger: the offsets below which rows are applied already.
-        exact: whether every row is kept, so that one that is refused can be left out without the ones it replaced.
+        schema: the columns of the staging table, see `tables.staged_schema`.
+        ledger: the offsets below which rows are already applied.
+        exact: whether every row is kept. Then a refused row can be left out, and the rows that it replaced remain.
         batch_id: the batch's number, for errors.
-        table: the staging table, where executors fill it.
+        table: the staging table, if executors fill it.
         keeps_session: whether the next task may use the connection.
     """
 
@@ -80,10 +79,10 @@ class StagingTask:
     keeps_session: bool = False
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Copy the rows and report; the form is that of `mapInArrow`.
+        """Copy the rows and yield the report; called by `mapInArrow`.
 
-        Each piece is copied in a transaction of its own. A `TransientSinkError` says that the database cannot take them
-        now, another `SinkError` that it does not.
+        Each piece is copied in a transaction of its own. A `TransientSinkError` means that the database cannot accept
+        the rows now, another `SinkError` that it refuses them.
         """
         attempt = secrets.randbits(63)
         report = Report(copied={attempt: 0})
@@ -96,16 +95,16 @@ class StagingTask:
                 with connection.begin():
                     database.stage(connection, stage, piece.append_column(ATTEMPT, marks))
                 report.copied[attempt] += piece.num_rows
-        # More than may be refused end the batch anyway.
+        # If more rows are refused than allowed, the batch fails anyway.
         report.rejected = sorted(report.rejected)[: self.settings.most_rejects + 1]
         yield as_row(report)
         imports_set_aside("staging")
 
     def pieces(self, batches: Iterable[pa.RecordBatch], report: Report) -> Iterator[pa.Table]:
-        """Return a frame's rows in the form in which they are staged, in pieces of a bounded size.
+        """Yield a frame's rows for the staging table, in pieces of bounded size.
 
-        The report is complete when the pieces are at their end. A row without a position, which can neither be
-        stored once nor be named, is a `SchemaMismatchError`.
+        The report is complete after the last piece. A row without a position is a `SchemaMismatchError`: it can neither
+        be stored once nor be named.
         """
         pending: list[pa.Table] = []
         numbered = 0
@@ -115,7 +114,7 @@ class StagingTask:
             left, seen = unapplied(rows, offset_spans(rows), self.ledger)
             report.offsets.add(seen)
             fresh = self._storable(left, report)
-            # Where rows are equal in everything else, the one that came later is the newer.
+            # If rows are equal in everything else, the later row is the newer.
             pending.append(fresh.append_column(ROW, numbers(numbered, fresh.num_rows)).cast(self.schema))
             numbered += fresh.num_rows
             if sum(rows.num_rows for rows in pending) >= _PIECE_ROWS or sum(r.nbytes for r in pending) >= _PIECE_BYTES:
@@ -125,7 +124,7 @@ class StagingTask:
             yield self._reduced(pending)
 
     def _storable(self, rows: pa.Table, report: Report) -> pa.Table:
-        """Return the rows that a table can hold, and set the others aside."""
+        """Return the rows that a table can hold, and add the others to the report as rejected."""
         reasons: dict[int, str] = {}
         for name in rows.schema.names:
             for reason, found in self._unstorable(name, rows[name].combine_chunks()):
@@ -142,38 +141,38 @@ class StagingTask:
     def _unstorable(self, name: str, column: pa.Array) -> Iterator[tuple[str, list[int]]]:
         kind, unknown = column.type, self.settings.database.unknown
         if name in self.settings.key and column.null_count:
-            # Databases hold any two NULL for different, so rows would pile up.
-            yield "is part of the key and is NULL", _where(column.is_null())
+            # Databases regard any two NULL as different, so rows would pile up.
+            yield "is part of the key and is NULL", _indexes(column.is_null())
         if pa.types.is_floating(kind):
             if "NaN" in unknown:
-                yield "is NaN, which the database does not know", _where(pc.is_nan(column))
+                yield "is NaN, which the database cannot store", _indexes(pc.is_nan(column))
             if "infinity" in unknown:
-                yield "is infinite, which the database does not know", _where(pc.is_inf(column))
+                yield "is infinite, which the database cannot store", _indexes(pc.is_inf(column))
         if pa.types.is_timestamp(kind) or pa.types.is_date32(kind):
-            yield "is out of the years 1 to 9999", _out_of_calendar(column)
+            yield "is outside the years 1 to 9999", _out_of_calendar(column)
         if pa.types.is_string(kind) or pa.types.is_large_string(kind):
             wrong = _not_utf8(column)
             if wrong:
                 yield "is not UTF-8", wrong
             elif "NUL" in unknown:
-                yield "holds a NUL character", _where(pc.match_substring(column, "\0"))
+                yield "holds a NUL character", _indexes(pc.match_substring(column, "\0"))
 
     def _reduced(self, tables: list[pa.Table]) -> pa.Table:
-        """Return of each key and partition the newest row, with the sums of `sum_columns` (NULL adds nothing)."""
+        """Return the newest row of each key and partition, with the sums of `sum_columns` (NULL adds nothing)."""
         rows = pa.concat_tables(tables)
         key, summed = self.settings.key, self.settings.sum_columns
         if self.exact or not key:
             return rows
         order = pc.sort_indices(rows, sort_keys=[("offset", "ascending"), (ROW, "ascending")])
         grouped = rows.select([*key, "topic", "partition", *summed])
-        # By number, because a column of the user's may have any name.
+        # Names are numbers, because a user's column may have any name.
         groups = [str(index) for index in range(len(key) + 2)]
         sums = [str(index) for index in range(len(groups), grouped.num_columns)]
         grouped = (
             grouped.rename_columns([*groups, *sums])
             .take(order)
             .append_column("place", numbers(0, rows.num_rows))
-            # One thread: an executor has one core for this task, and sums of floating numbers stay the same.
+            # One thread: an executor has one core for this task, and sums of floats stay reproducible.
             .group_by(groups, use_threads=False)
             .aggregate([("place", "max"), *((name, "sum") for name in sums)])
         )
@@ -185,20 +184,20 @@ class StagingTask:
         return kept
 
 
-def _where(condition: pa.Array) -> list[int]:
+def _indexes(condition: pa.Array) -> list[int]:
     found: list[int] = pc.indices_nonzero(condition).to_pylist()
     return found
 
 
 def _out_of_calendar(column: pa.Array) -> list[int]:
-    """Return where a time lies out of the years that Spark, and texts of Arrow, have."""
+    """Return the indexes of times outside of the years that Spark and Arrow's texts support."""
     kind, day = (pa.int32(), 1) if pa.types.is_date32(column.type) else (pa.int64(), _DAY_US)
     numbers = column.view(kind)
-    return _where(pc.or_(pc.less(numbers, _FIRST_DAY * day), pc.greater_equal(numbers, (_LAST_DAY + 1) * day)))
+    return _indexes(pc.or_(pc.less(numbers, _FIRST_DAY * day), pc.greater_equal(numbers, (_LAST_DAY + 1) * day)))
 
 
 def _not_utf8(column: pa.Array) -> list[int]:
-    """Return where a text is not UTF-8: Spark makes texts of any bytes that are cast to one."""
+    """Return the indexes of texts that are not UTF-8: Spark casts any bytes to a text."""
     try:
         column.validate(full=True)
     except pa.ArrowInvalid:

@@ -24,7 +24,7 @@ from penstock.spark_sink.sinks.sql.dead_letters import DeadLetters
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-#: Name of the temporary table of a transaction.
+#: Names of the temporary tables of a transaction.
 STAGING = "penstock_stage"
 ORDERED = "penstock_ordered"
 

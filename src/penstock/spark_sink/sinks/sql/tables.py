@@ -1,7 +1,7 @@
-"""The tables of a SQL sink: made from the frame where they do not exist, checked where they do, and filled.
+"""The tables of a SQL sink: created from the frame or checked against it, and filled.
 
-Staged rows are appended, or of each key the newest is stored, in SQLAlchemy Core. Names are quoted always: a column
-called `order` or `a"b` is stored under that very name.
+Staged rows are appended, or the newest row of each key is stored, by SQLAlchemy Core. Names are always quoted: a
+column called `order` or `a"b` keeps that name.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ _SIMPLE_TYPES: Mapping[pa.DataType, Type] = {
     pa.large_binary(): sa.LargeBinary(),
     pa.date32(): sa.Date(),
 }
-#: The attempt of a task that copied a row.
+#: Column with the attempt of a task that copied the row.
 ATTEMPT = "penstock_attempt"
 
-#: Number of a staged message in the order in which a plain loop would apply it, and that of each of its rows.
+#: Columns with the number of a message, and of each of its rows, in the order in which a plain loop would apply them.
 NUMBER, _PLACE = "penstock_number", "penstock_place"
 _RANK = "penstock_rank"
 
@@ -55,20 +55,20 @@ _DIGITS = 38
 
 
 def prepare(settings: SqlSinkSettings, frame: pa.Schema, connection: sa.Connection) -> Tables:
-    """Make the tables, and columns, that do not exist and check those that do, in transactions of their own.
+    """Create missing tables and columns and check the existing ones, in transactions of their own.
 
-    Raises `SinkError` where the table does not fit the frame.
+    Raises `SinkError` if the table does not fit the frame.
     """
     database, schema = settings.database, settings.schema
     unstored = () if settings.keep_position else set(POSITION) - {*settings.key, *settings.sum_columns}
     stored = [name for name in frame.names if name != settings.delete and name not in unstored]
     columns = columns_of(database, frame, stored, settings.key, settings.sum_columns)
     target = named_table(settings.table, schema, *columns, *database.constraints(frame, settings.sum_columns))
-    most, names = connection.dialect.max_identifier_length, (schema or "", settings.table, settings.ledger_table)
-    if long := [name for name in (*names, *stored) if len(name.encode()) > most]:
+    limit, names = connection.dialect.max_identifier_length, (schema or "", settings.table, settings.ledger_table)
+    if too_long := [name for name in (*names, *stored) if len(name.encode()) > limit]:
         raise SchemaMismatchError(
-            f"table {target.name} cannot take the frame with {', '.join(long)}: the database would cut names at {most} "
-            "bytes; give shorter names"
+            f"table {target.name} cannot take the frame with {', '.join(too_long)}: the database would cut names at "
+            f"{limit} bytes; give shorter names"
         )
     _make(connection, target, adds_columns=settings.evolve)
     ledger = prepare_ledger(settings, connection)
@@ -87,7 +87,7 @@ def prepare(settings: SqlSinkSettings, frame: pa.Schema, connection: sa.Connecti
 
 
 def prepare_ledger(settings: SqlSinkSettings, connection: sa.Connection) -> sa.Table:
-    """Make the ledger where it does not exist, and add the columns that a former version's lacks; its rows stay."""
+    """Create the ledger if it does not exist. Add columns that a former version did not have; its rows stay."""
     ledger = ledger_table(settings.ledger_table, settings.schema)
     with connection.begin():
         ledger_exists(connection, ledger)
@@ -96,7 +96,7 @@ def prepare_ledger(settings: SqlSinkSettings, connection: sa.Connection) -> sa.T
 
 
 def _make(connection: sa.Connection, table: sa.Table, *, adds_columns: bool) -> None:
-    """Make a table, or the columns that it lacks, unless another session has made them in the meantime."""
+    """Create a table, or its missing columns, unless another session has just done so."""
     try:
         with connection.begin():
             for statement in _missing(connection, table, adds_columns=adds_columns):
@@ -108,9 +108,9 @@ def _make(connection: sa.Connection, table: sa.Table, *, adds_columns: bool) -> 
 
 
 def _missing(connection: sa.Connection, table: sa.Table, *, adds_columns: bool) -> list[str]:
-    """Return the statement that makes a table, or those that add the columns that it lacks; its rows have NULL in them.
+    """Return the statement that creates a table, or those that add its missing columns, with NULL in existing rows.
 
-    Not those of the key, nor where the table has one whose name differs only in case.
+    Columns of the key are not added, nor columns whose name differs only in case from an existing one.
     """
     dialect = connection.dialect
     if not sa.inspect(connection).has_table(table.name, schema=table.schema):
@@ -141,13 +141,13 @@ def columns_of(
 ) -> list[sa.Column[Any]]:
     """Return database columns for the wanted columns of a frame.
 
-    Those of `summed` hold sums: they are numbers, of the widest type of their kind.
+    Columns in `summed` hold sums, in the widest type of their kind of number.
     """
 
     def type_of(name: str) -> Type:
         kind = schema.field(name).type
         if name in summed:
-            return sa.BigInteger() if pa.types.is_integer(kind) else _sql_type(name, _of_sums(kind))
+            return sa.BigInteger() if pa.types.is_integer(kind) else _sql_type(name, _sum_type(kind))
         return database.column_type(_sql_type(name, kind), len(key) * (name in key))
 
     return [
@@ -159,8 +159,8 @@ def columns_of(
 def _sql_type(column: str, kind: pa.DataType) -> Type:
     """Return the SQL type of a column, or raise `SchemaMismatchError` for an array, map or struct.
 
-    Integers keep their width, decimals their precision, text is unbounded; a timestamp of Spark is an instant and keeps
-    its time zone where the database has one.
+    Integers keep their width, decimals their precision, and text is unbounded. A timestamp of Spark is an instant and
+    keeps its time zone if the database has time zones.
     """
     if pa.types.is_decimal(kind):
         return sa.Numeric(kind.precision, kind.scale)
@@ -175,28 +175,28 @@ def _sql_type(column: str, kind: pa.DataType) -> Type:
 
 
 def staged_schema(schema: pa.Schema, sum_columns: Sequence[str]) -> pa.Schema:
-    """Return a frame's columns as they are staged: those that are summed in a type that holds the sum."""
+    """Return the columns of the staging table. Summed columns have a type that can hold the sum."""
     fields = [
-        pa.field(column.name, _of_sums(column.type) if column.name in sum_columns else column.type, nullable=True)
+        pa.field(column.name, _sum_type(column.type) if column.name in sum_columns else column.type, nullable=True)
         for column in schema
     ]
     return pa.schema([*fields, pa.field(ROW, pa.int64())])
 
 
-def _of_sums(kind: pa.DataType) -> pa.DataType:
+def _sum_type(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_floating(kind):
         return pa.float64()
     if pa.types.is_decimal(kind):
         return pa.decimal128(_DIGITS, kind.scale)
-    # A sum of 64 bits would wrap around in silence.
+    # A sum of 64-bit integers would overflow without an error.
     return pa.decimal128(_DIGITS, 0) if pa.types.is_int64(kind) else pa.int64()
 
 
 def _differences(database: Database, table: sa.Table, held: Held) -> list[str]:
-    """Return every difference for which an existing table cannot take the frame's rows.
+    """Return all differences that keep an existing table from storing the frame's rows.
 
-    Columns the frame does not have are left alone, provided that they may be empty or the table fills them. A column
-    that holds sums may be narrower than one that is made for them, as long as they fit.
+    Columns that the frame does not have are allowed if they may be empty or the table fills them. A column of sums
+    may be narrower than a created one, as long as the sums fit.
     """
     twins = {name.lower(): f", and has {name}, which differs only in case" for name in held}
     differences = []
@@ -214,18 +214,18 @@ def _differences(database: Database, table: sa.Table, held: Held) -> list[str]:
 
 
 def _is_filled(column: Mapping[str, Any]) -> bool:
-    """Tell whether the table fills a column itself."""
+    """Return whether the table fills a column itself."""
     is_row_id = bool(column.get("primary_key")) and isinstance(column["type"], sa.Integer)  # of SQLite
     return is_row_id or any(column.get(by) for by in ("identity", "computed", "default", "autoincrement"))
 
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """Where a batch goes, and how: the target, of the columns that are written, the ledger, and their settings.
+    """The tables of a sink: the target with its written columns, the ledger, and their settings.
 
     Attributes:
-        conversions: how staged values get into the target's columns.
-        stage: the table that executors fill, if they do.
+        conversions: conversions of staged values to the target's columns.
+        stage: the staging table of executors, if they fill one.
     """
 
     settings: SqlSinkSettings
@@ -234,15 +234,15 @@ class Tables:
     conversions: Mapping[str, Conversion]
     stage: sa.Table | None = None
 
-    def look(self, connection: sa.Connection) -> str:
-        """Return another text when columns or indexes have changed since the tables were checked."""
+    def fingerprint(self, connection: sa.Connection) -> str:
+        """Return a text that changes if columns or indexes of the tables change."""
         return "\n".join(self.settings.database.fingerprint(connection, table) for table in (self.target, self.ledger))
 
     def apply(self, connection: sa.Connection, staged: sa.FromClause) -> None:
-        """Apply staged rows: append them, or of each key the newest.
+        """Apply staged rows: append them, or store the newest row of each key.
 
-        Raises `RefusedRowError` where the table refuses a row or would change a value of it, and what the database says
-        of itself.
+        Raises `RefusedRowError` if the table refuses a row or would change a value in it; other errors of the database
+        pass through.
         """
         database = self.settings.database
         try:
@@ -271,33 +271,33 @@ class Tables:
                 raise RefusedRowError(found)
 
     def _upsert(self, connection: sa.Connection, staged: sa.FromClause) -> None:
-        """Insert one row per key, change the one that stands there, or delete it.
+        """Insert, update or delete one row per key.
 
-        The newest staged row of a key wins, by offset; rows of one offset, or of several partitions, are ordered by
-        topic, partition and arrival so that the outcome does not hang on chance. Columns of `sum_columns` are summed
-        over the staged rows of a key and added to what stands; a NULL adds nothing.
+        The newest staged row of a key wins, by offset. Rows of one offset, or of several partitions, are ordered by
+        topic, partition and arrival, so that the result is deterministic. Columns of `sum_columns` are summed over the
+        staged rows of a key and added to the stored value; a NULL adds nothing.
         """
         names, key, database = _names(self.target), self.settings.key, self.settings.database
         newest = self._newest(staged)
-        living = sa.select(*(newest.c[name] for name in names)).where(newest.c[_RANK] == 1)
+        kept = sa.select(*(newest.c[name] for name in names)).where(newest.c[_RANK] == 1)
         if self.settings.delete is not None:
-            gone = sa.func.coalesce(newest.c[self.settings.delete], sa.false())
-            dead = sa.select(*(newest.c[name] for name in key)).where(newest.c[_RANK] == 1, gone)
-            connection.execute(database.delete_keys(self.target, key, dead))
-            living = living.where(sa.not_(gone))
-        # In the order of the keys, so that two queries with keys in common do not wait for each other crosswise.
-        living = living.order_by(*(newest.c[name] for name in key))
+            is_deleted = sa.func.coalesce(newest.c[self.settings.delete], sa.false())
+            deleted_keys = sa.select(*(newest.c[name] for name in key)).where(newest.c[_RANK] == 1, is_deleted)
+            connection.execute(database.delete_keys(self.target, key, deleted_keys))
+            kept = kept.where(sa.not_(is_deleted))
+        # Sorted by key, so that two queries with common keys do not deadlock.
+        kept = kept.order_by(*(newest.c[name] for name in key))
         held, summed = self.target.c, self.settings.sum_columns
 
         def changes(arriving: Callable[[str], sa.ColumnElement[Any]]) -> dict[str, sa.ColumnElement[Any]]:
             new = {name: arriving(name) for name in names if name not in key}
             return new | {name: sa.func.coalesce(held[name] + new[name], held[name], new[name]) for name in summed}
 
-        insert = database.insert(self.target).from_select(names, living)
+        insert = database.insert(self.target).from_select(names, kept)
         connection.execute(database.changing(insert, self.target, key, changes))
 
     def _newest(self, staged: sa.FromClause) -> sa.Subquery:
-        """Return the staged rows with their sums and with their rank in their key, 1 for the newest."""
+        """Return the staged rows with their sums and their rank within the key, 1 for the newest."""
         keys = [self._value(staged, name) for name in self.settings.key]
         order = [staged.c[name].desc() for name in ("offset", "partition", "topic", ROW)]
         values = [
@@ -316,7 +316,7 @@ class Tables:
 
 
 def stage_table(database: Database, name: str, schema: str | None, columns: pa.Schema) -> sa.Table:
-    """Return the staging table that executors fill, as SQLAlchemy knows it."""
+    """Return SQLAlchemy's object for the staging table of executors."""
     items = [*columns_of(database, columns, columns.names), sa.Column(ATTEMPT, sa.BigInteger)]
     return named_table(name, schema, *items, prefixes=database.stage_prefixes)
 
@@ -324,10 +324,10 @@ def stage_table(database: Database, name: str, schema: str | None, columns: pa.S
 def numbered(
     database: Database, connection: sa.Connection, staged: sa.FromClause, without: Collection[tuple[str, int, int]] = ()
 ) -> tuple[sa.Table, int]:
-    """Put staged rows into a temporary table in the order in which a plain loop would apply them.
+    """Copy staged rows into a temporary table, in the order in which a plain loop would apply them.
 
-    Rows of the messages `without` are left out. Returns the table, with the messages of the rows numbered from 1 on in
-    the column `NUMBER`, and the last number.
+    Rows of the messages in `without` are left out. Returns the table and the last number of a message. The column
+    `NUMBER` has the numbers, from 1.
     """
     ordered = database.create_temporary(
         connection,

@@ -1,1 +1,1 @@
-"""The clients of the Kafka in memory: what a consumer fetches, joins and commits, and what a producer sends."""
+"""The clients of the Kafka in memory: a consumer with its fetches, membership and commits, and a producer."""

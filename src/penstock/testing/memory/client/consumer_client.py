@@ -1,7 +1,7 @@
-"""The consumer client in memory: confluent-kafka's `Consumer`, as far as penstock calls it.
+"""The consumer client in memory: the part of confluent-kafka's `Consumer` that penstock calls.
 
-Nothing happens between its calls. What a real client does in the background (joining, heartbeats, fetching) happens at
-the beginning of `poll` and `consume`; callbacks are called from within those and `close`, without the broker's lock.
+Nothing happens between its calls. The background work of a real client (joining, heartbeats, fetching) happens at the
+beginning of `poll` and `consume`. These two and `close` call the callbacks, without the broker's lock.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from penstock.testing.memory.log import Place
 
 
 class MemoryConsumer(GroupClient):
-    """A consumer on the broker in memory: made by `TestBroker.consumer`. For one thread, as the real one is here."""
+    """A consumer on the broker in memory, made by `TestBroker.consumer`. For one thread, as penstock's real one."""
 
     def incremental_assign(self, partitions: list[TopicPartition]) -> None:
-        """Begin with these partitions, at their offsets; `KafkaException` where one is assigned already."""
+        """Add these partitions, at their offsets; `KafkaException` if one is already assigned."""
         self._require_open()
         with self._state.lock:
             for partition in partitions:
@@ -30,7 +30,7 @@ class MemoryConsumer(GroupClient):
                 self._fetcher.assign((partition.topic, partition.partition), partition.offset)
 
     def incremental_unassign(self, partitions: list[TopicPartition]) -> None:
-        """Stop with these partitions; `KafkaException` where one is not assigned."""
+        """Remove these partitions; `KafkaException` if one is not assigned."""
         self._require_open()
         with self._state.lock:
             for partition in partitions:
@@ -44,28 +44,28 @@ class MemoryConsumer(GroupClient):
     # Messages
 
     def poll(self, timeout: float = -1) -> Message | None:
-        """Return the next message or error; None where there is none, after the clock went on by `timeout`."""
+        """Return the next message or error. If there is none, move the clock by `timeout`; None if still none."""
         found = self.consume(1, timeout)
         return found[0] if found else None
 
     def consume(self, num_messages: int = 1, timeout: float = -1) -> list[Message]:
-        """Return up to so many messages of what is there.
+        """Return up to `num_messages` messages that are available.
 
-        Where nothing is there the clock goes on by `timeout` seconds, and what is there then is returned.
-        `RuntimeError` where it is closed, or where nothing is there and without a timeout it would wait for ever.
+        If there are none, move the clock by `timeout` seconds and try once more. `RuntimeError` if the consumer is
+        closed, or if there are no messages and it would wait for ever, without a timeout.
         """
         self._require_open()
-        found = self._turn(num_messages)
+        found = self._poll_once(num_messages)
         if found or timeout == 0:
             return found
         if timeout < 0:
-            raise RuntimeError("nothing is there, and on a test broker nobody else will bring it; give a timeout")
+            raise RuntimeError("there is no message, and on a test broker none can arrive in this call; give a timeout")
         self._clock.sleep(timeout)
-        return self._turn(num_messages)
+        return self._poll_once(num_messages)
 
-    def _turn(self, wanted: int) -> list[Message]:
+    def _poll_once(self, wanted: int) -> list[Message]:
         fetcher = self._fetcher
-        early: list[Message] = []
+        taken: list[Message] = []
         before: dict[Place, FetchedPartition] = {}
         with self._state.lock:
             now = self._tick()
@@ -77,13 +77,13 @@ class MemoryConsumer(GroupClient):
                         fetcher.refill()
                     return fetcher.take(wanted)
                 if member.change is not None and wanted > 1 and self._state.chance.getrandbits(1):
-                    # The callbacks come in the middle: some messages are counted out, but not handed over yet.
+                    # The callbacks interrupt the call: some messages are taken, but not returned yet.
                     before = dict(fetcher.assigned)
-                    early = fetcher.take(self._state.chance.randrange(wanted))
+                    taken = fetcher.take(self._state.chance.randrange(wanted))
         self._serve()
         with self._state.lock:
-            # Of a partition that the callbacks gave back nothing is handed over.
-            found = [record for record in early if fetcher.assigned.get(_place(record)) is before.get(_place(record))]
+            # Drop messages of partitions that the callbacks unassigned.
+            found = [record for record in taken if fetcher.assigned.get(_place(record)) is before.get(_place(record))]
             while self._errors and len(found) < wanted:
                 found.append(self._errors.popleft())
             if not self._cut_off:
@@ -91,24 +91,24 @@ class MemoryConsumer(GroupClient):
             return found + fetcher.take(wanted - len(found))
 
     def pause(self, partitions: list[TopicPartition]) -> None:
-        """Hand over nothing of these partitions, and forget what was fetched of them."""
+        """Return no messages of these partitions, and drop their fetched messages."""
         self._require_open()
         with self._state.lock:
             for partition in partitions:
                 self._fetcher.pause((partition.topic, partition.partition))
 
     def resume(self, partitions: list[TopicPartition]) -> None:
-        """Hand over again, from the position."""
+        """Return messages of these partitions again, from their positions."""
         self._require_open()
         with self._state.lock:
             for partition in partitions:
                 self._fetcher.resume((partition.topic, partition.partition))
 
     def consumer_group_metadata(self) -> object:
-        """Return nothing: positions are not committed in transactions here."""
+        """Return None: transactions do not commit positions here."""
 
     def position(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
-        """Return the next offset to hand over; -1001 before the first message and for what is not assigned."""
+        """Return the next offset of each partition; -1001 before its first message and if it is not assigned."""
         self._require_open()
         found = []
         with self._state.lock:
@@ -121,10 +121,10 @@ class MemoryConsumer(GroupClient):
     def get_watermark_offsets(
         self, partition: TopicPartition, timeout: float = -1, cached: bool = False
     ) -> tuple[int, int] | None:
-        """Return the first offset of the log and the one after its last.
+        """Return the first offset of the log, and its end.
 
-        For a reader of committed messages the end is the last stable offset, unless `cached`. `KafkaException` where
-        there is no such partition, or the broker did not answer.
+        For a reader of committed messages the end is the last stable offset, unless `cached`. `KafkaException` if there
+        is no such partition, or the broker did not answer.
         """
         self._require_open()
         place = (partition.topic, partition.partition)

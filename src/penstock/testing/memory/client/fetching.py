@@ -1,7 +1,7 @@
-"""What a consumer client fetches and has not handed over yet.
+"""The fetch queue of a consumer client: messages that were fetched and not returned yet.
 
-The position passes markers and aborted ranges only when the client gets to them: as in librdkafka, they are entries of
-the queue, and a call which is satisfied before leaves them there.
+The position passes markers and aborted ranges only when the client reaches them. As in librdkafka they are entries of
+the queue, and a call that has enough messages before leaves them there.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ class FetchedPartition:
     """An assigned partition in one client."""
 
     place: Place
-    #: The next offset to hand over, or one of the logical offsets before that is known.
+    #: The next offset to return, or a logical offset until it is known.
     next: int
     paused: bool
-    #: The next offset as the application sees it: not known before the first message.
+    #: The next offset from the application's view: unknown before the first message.
     position: int = codes.INVALID
-    #: Whether it gave up: there is no offset to go on from.
+    #: Whether fetching ended, because there is no offset to go on from.
     stopped: bool = False
-    #: Whether something of it waits in the queue; what has another version than this is thrown away.
+    #: Whether the queue holds a chunk of it. Chunks of another version are dropped.
     buffered: bool = False
     version: int = 0
 
 
 @dataclass(slots=True, eq=False)
 class _Chunk:
-    """What one fetch brought: messages, and the position after them; None for an error."""
+    """The result of one fetch: messages, and the position after them, None for an error."""
 
     part: FetchedPartition
     messages: Sequence[Message]
@@ -48,7 +48,7 @@ class _Chunk:
 
 
 class Fetcher:
-    """The fetches of one client. The broker's lock guards it."""
+    """The fetch queue of one client. The broker's lock guards it."""
 
     def __init__(self, config: Mapping[str, Any], state: BrokerState) -> None:
         self._state = state
@@ -57,37 +57,37 @@ class Fetcher:
         self.committed_only = config.get("isolation.level", "read_committed") == "read_committed"
         self.assigned: dict[Place, FetchedPartition] = {}
         self._queue: deque[_Chunk] = deque()
-        # A pause outlives the assignment: only `resume` ends it, in librdkafka too.
+        # A pause outlives the assignment: only `resume` ends it, as in librdkafka.
         self._paused: set[Place] = set()
 
     def assign(self, place: Place, start: int) -> None:
-        """Begin with a partition."""
+        """Add a partition."""
         self.assigned[place] = FetchedPartition(place, start, place in self._paused)
 
     def unassign(self, place: Place) -> None:
-        """Stop with a partition and forget what was fetched of it, but not that it is paused."""
+        """Remove a partition and drop its fetched messages. Its pause is kept."""
         self.assigned.pop(place).version += 1
 
     def pause(self, place: Place) -> None:
-        """Hand nothing over, forget what was fetched."""
+        """Return nothing of a partition, and drop its fetched messages."""
         self._paused.add(place)
         part = self.assigned.get(place)
         if part is not None:
             part.paused = True
             part.version += 1
-            # That it gave up is not forgotten where nobody has heard of it: a client keeps its errors.
+            # If its error is still in the queue, it is dropped here, and the next fetch must raise it again.
             part.stopped = part.stopped and not part.buffered
             part.buffered = False
 
     def resume(self, place: Place) -> None:
-        """Fetch again, from the position."""
+        """Fetch a partition again, from its position."""
         self._paused.discard(place)
         part = self.assigned.get(place)
         if part is not None:
             part.paused = False
 
     def refill(self) -> None:
-        """Fetch of every partition of which nothing waits."""
+        """Fetch every partition that has nothing in the queue."""
         for part in self.assigned.values():
             if not (part.buffered or part.paused or part.stopped):
                 self._fetch(part)
@@ -99,8 +99,8 @@ class Fetcher:
         if part.next < 0:
             self._begin(part, log)
         if not part.stopped and not log.start <= part.next <= log.end:
-            why = "fetch failed due to requested offset not available on the broker: Broker: Offset out of range"
-            self._go_by_policy(part, log, why)
+            reason = "fetch failed due to requested offset not available on the broker: Broker: Offset out of range"
+            self._reset_position(part, log, reason)
         if part.stopped or part.next >= log.end:
             return
         fault = self._state.faults.take(Operation.FETCH)
@@ -121,11 +121,11 @@ class Fetcher:
         else:
             stored = self._state.coordinator.offsets.get(self._group, {}).get(part.place)
             if stored is None:
-                self._go_by_policy(part, log, "no previously committed offset available: Local: No offset stored")
+                self._reset_position(part, log, "no previously committed offset available: Local: No offset stored")
             else:
                 part.next = stored.offset
 
-    def _go_by_policy(self, part: FetchedPartition, log: PartitionLog, why: str) -> None:
+    def _reset_position(self, part: FetchedPartition, log: PartitionLog, reason: str) -> None:
         if self._reset in ("earliest", "smallest", "beginning"):
             part.next = log.start
         elif self._reset in ("latest", "largest", "end"):
@@ -133,10 +133,10 @@ class Fetcher:
         else:
             part.stopped = True
             offset = part.next if part.next >= 0 else None
-            self._put_error(part, KafkaError(codes.AUTO_OFFSET_RESET, why), offset)
+            self._put_error(part, KafkaError(codes.AUTO_OFFSET_RESET, reason), offset)
 
     def end_of(self, log: PartitionLog) -> int:
-        """Return the end of a log as this client's isolation level sees it."""
+        """Return the end of a log for this client's isolation level."""
         return log.last_stable if self.committed_only else log.end
 
     def _put_error(self, part: FetchedPartition, error: KafkaError, offset: int | None) -> None:
@@ -145,7 +145,7 @@ class Fetcher:
         self._queue.append(_Chunk(part, [error_message(error, topic, partition, offset)], None, part.version))
 
     def take(self, wanted: int) -> list[Message]:
-        """Return up to so many messages of what was fetched."""
+        """Return up to `wanted` fetched messages."""
         taken: list[Message] = []
         queue = self._queue
         while queue and wanted:
@@ -164,7 +164,7 @@ class Fetcher:
                 if messages:
                     part.next = part.position = (messages[-1].offset() or 0) + 1
                 if ended and part.next != chunk.end:
-                    # Markers follow. They are the next entry of the queue, for which there may be no room now.
+                    # Markers follow. They are the next entry of the queue, and this call may be full already.
                     if not wanted:
                         break
                     part.next = part.position = chunk.end
@@ -177,7 +177,7 @@ class Fetcher:
 def error_message(
     error: KafkaError, topic: str | None = None, partition: int = 0, offset: int | None = None
 ) -> Message:
-    """Return an error as the client hands it over: in the place of a message, its text for a value."""
+    """Return an error as the client returns it: as a message with the text as its value."""
     text = error.str().encode()
     if topic is None:
         return Message(error=error, value=text, partition=partition)

@@ -1,6 +1,6 @@
-"""What a consumer client has to do with its group: membership, rebalance callbacks, and commits with their answers.
+"""The group side of a consumer client: membership, rebalance callbacks, and commits with their answers.
 
-Callbacks are called without the broker's lock, on the thread of the caller. All else here is guarded by it.
+Callbacks run on the thread of the caller, without the broker's lock. The lock guards all else here.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ ANSWER_S = 60.0
 
 
 class AnsweredPartition(TopicPartition):
-    """A `TopicPartition` with an error, which the client library makes only itself."""
+    """A `TopicPartition` with an error. Only the client library can make a plain one with an error."""
 
     def __init__(self, point: TopicPartition, error: KafkaError | None) -> None:
-        # The library tells an absent metadata from an empty one, and takes no None.
+        # The library distinguishes missing metadata from empty metadata, and accepts no None.
         metadata = () if point.metadata is None else (point.metadata,)
         super().__init__(point.topic, point.partition, point.offset, *metadata)
         self._error = error
 
     @property
     def error(self) -> KafkaError | None:  # type: ignore[override] # an attribute in the stub, read-only in truth
-        """Why this partition was refused, or None."""
+        """The error of this partition, or None."""
         return self._error
 
 
 class GroupClient:
-    """The part of a consumer client that its group's coordinator knows."""
+    """The part of a consumer client that talks to the group's coordinator."""
 
     _closed = False
 
@@ -56,11 +56,11 @@ class GroupClient:
         self._topics: list[str] = []
         self._callbacks: dict[str, RebalanceCallback | None] = {}
         self._reported_eviction = False
-        # Whether nothing of it reaches the broker.
+        # Whether its requests do not reach the broker.
         self._cut_off = False
-        #: The membership as the group knows it, or None.
+        #: The group's record of this member, or None.
         self._member: Member | None = None
-        # Errors to be handed over instead of messages, and answers that `on_commit` has not heard yet.
+        # Errors to return instead of messages, and answers still to be given to `on_commit`.
         self._errors: deque[Message] = deque()
         self._answers: deque[tuple[KafkaError | None, list[TopicPartition]]] = deque()
 
@@ -69,7 +69,7 @@ class GroupClient:
             raise RuntimeError("Consumer closed")
 
     def _tick(self) -> float:
-        """Let the coordinator do what is due by now; return the time."""
+        """Run the coordinator's due events and return the time."""
         now = self._clock.monotonic()
         self._coordinator.tick(now)
         return now
@@ -83,21 +83,21 @@ class GroupClient:
         on_revoke: RebalanceCallback | None = None,
         on_lost: RebalanceCallback | None = None,
     ) -> None:
-        """Join the group; the callbacks are called from within `poll`, `consume` and `close`."""
+        """Join the group. `poll`, `consume` and `close` call the callbacks."""
         self._require_open()
         self._callbacks = {"assign": on_assign, "revoke": on_revoke, "lost": on_lost}
-        self._want(topics)
+        self._change_topics(topics)
 
     def unsubscribe(self) -> None:
-        """Want no topic any more; a callback gives back what is assigned."""
+        """Drop all topics. A callback revokes the assigned partitions."""
         self._require_open()
-        self._want(())
+        self._change_topics(())
 
     def memberid(self) -> str:
-        """Return the id that the coordinator gave, or an empty text."""
+        """Return the member id from the coordinator, or an empty string."""
         return "" if self._member is None else self._member.name
 
-    def _want(self, topics: Sequence[str]) -> None:
+    def _change_topics(self, topics: Sequence[str]) -> None:
         """Join the group, or stay in it with other topics."""
         with self._state.lock:
             self._topics = list(topics)
@@ -121,7 +121,7 @@ class GroupClient:
         self._coordinator.group(self._group).join(self._member)
 
     def _serve(self) -> None:
-        """Hand over answers, and call the callbacks that are due. Without the lock."""
+        """Deliver answers of commits, and call the callbacks that are due. Called without the lock."""
         self._serve_answers()
         member = self._member
         if member is None:
@@ -129,13 +129,13 @@ class GroupClient:
                 with self._state.lock:
                     self._join()
         elif member.gone is not None:
-            self._lose(member, member.gone)
+            self._serve_eviction(member, member.gone)
         elif member.change is not None:
             self._serve_change(member, member.change)
 
-    def _lose(self, member: Member, why: Gone) -> None:
-        if why is Gone.POLL_INTERVAL and not self._reported_eviction:
-            # The error comes first, the callback with the next call.
+    def _serve_eviction(self, member: Member, reason: Gone) -> None:
+        if reason is Gone.POLL_INTERVAL and not self._reported_eviction:
+            # The error is returned first, and the next call calls the callback.
             self._reported_eviction = True
             text = f"Application maximum poll interval ({member.poll_s * 1000:.0f}ms) exceeded"
             self._errors.append(error_message(KafkaError(codes.MAX_POLL_EXCEEDED, text)))
@@ -154,7 +154,7 @@ class GroupClient:
         self._drop("lost", absent)
         self._drop("revoke", [place for place in change.revoked if place not in absent])
         if member.gone is not None:
-            # The callback took too long: the next call hears of it.
+            # The callback took too long. The next call handles the eviction.
             return
         if callback := self._callbacks.get("assign"):
             self.call_back("assign", callback, [TopicPartition(*place) for place in change.added])
@@ -168,7 +168,7 @@ class GroupClient:
             self._coordinator.group(self._group).served(member)
 
     def _drop(self, name: str, places: Sequence[Place]) -> None:
-        """Call a callback and unassign what it left assigned, as the client library does."""
+        """Call a callback and unassign the partitions that it left assigned, as the client library does."""
         callback = self._callbacks.get(name) or self._callbacks.get("revoke")
         if places and callback is not None:
             self.call_back(name, callback, [TopicPartition(*place) for place in places])
@@ -178,16 +178,16 @@ class GroupClient:
                     self._fetcher.unassign(place)
 
     def call_back(self, name: str, callback: RebalanceCallback, partitions: list[TopicPartition]) -> None:  # noqa: ARG002 - for who listens
-        """Call a rebalance callback, whose name is "assign", "revoke" or "lost"."""
+        """Call a rebalance callback. Its name is "assign", "revoke" or "lost"."""
         callback(self, partitions)
 
     # Commits
 
     def commit(self, *, offsets: list[TopicPartition], asynchronous: bool) -> list[TopicPartition] | None:
-        """Commit offsets with their metadata; the answer to an asynchronous one comes to `on_commit`.
+        """Commit offsets with their metadata. The answer to an asynchronous commit goes to `on_commit`.
 
-        The clock goes on until a synchronous one is answered. `KafkaException` where it was refused, whole or in part,
-        or no answer came within 60 s.
+        A synchronous commit moves the clock until its answer. `KafkaException` if it was refused, wholly or in part, or
+        got no answer within 60 s.
         """
         self._require_open()
         points = [offset for offset in offsets if offset.offset >= 0]
@@ -196,7 +196,7 @@ class GroupClient:
         with self._state.lock:
             self._tick()
             if asynchronous:
-                # The client library writes the error of the whole to every partition.
+                # The client library copies the error of the request to every partition.
                 self._request(
                     Operation.COMMIT_ASYNC,
                     points,
@@ -240,9 +240,9 @@ class GroupClient:
                 on_commit(*answer)
 
     def committed(self, partitions: list[TopicPartition], timeout: float = -1) -> list[TopicPartition]:
-        """Return the group's offsets with their metadata; an offset of -1001 where there is none.
+        """Return the group's offsets with their metadata; the offset is -1001 if there is none.
 
-        `KafkaException` where the coordinator did not answer within `timeout` seconds of the clock.
+        `KafkaException` if the coordinator did not answer within `timeout` seconds of the clock.
         """
         self._require_open()
         with self._state.lock:
@@ -269,7 +269,7 @@ class GroupClient:
     # The end
 
     def close(self) -> None:
-        """Revoke what is assigned and leave the group; without a word where nothing of it reaches the coordinator."""
+        """Revoke the assigned partitions and leave the group. If the coordinator is unreachable, it is not told."""
         if self._closed:
             return
         with self._state.lock:
@@ -279,33 +279,33 @@ class GroupClient:
         self._drop("revoke" if is_member else "lost", list(self._fetcher.assigned))
         with self._state.lock:
             if self._cut_off or self._coordinator.away:
-                self._hear_no_more()
+                self._stop_heartbeats()
             elif member is not None:
                 self._coordinator.group(self._group).leave(member)
         self._serve_answers()
         self._closed = True
 
-    def _hear_no_more(self) -> None:
-        """Let the group hear nothing of this client from now on: its session ends by the clock."""
+    def _stop_heartbeats(self) -> None:
+        """Stop the heartbeats of this client. Its session then ends by the clock."""
         if self._member is not None and self._member.unheard_since is None:
             self._member.unheard_since = self._clock.monotonic()
 
-    # What a test does to it
+    # A test's control of it
 
     def kill(self) -> None:
-        """End it as if its process were killed: no callback, no word to the group, until its session ends."""
+        """End the client as if its process were killed: no callbacks, and no leave request, so the session runs out."""
         with self._state.lock:
             self._closed = True
-            self._hear_no_more()
+            self._stop_heartbeats()
 
     def cut_off(self) -> None:
-        """Let nothing of it reach the broker, until `heal`; its session ends by the clock."""
+        """Keep its requests from the broker until `heal`. Its session ends by the clock."""
         with self._state.lock:
             self._cut_off = True
-            self._hear_no_more()
+            self._stop_heartbeats()
 
     def heal(self) -> None:
-        """Let it reach the broker again: its held requests arrive, in order."""
+        """Connect it to the broker again. Its held requests arrive, in order."""
         with self._state.lock:
             now = self._tick()
             self._cut_off = False
@@ -315,5 +315,5 @@ class GroupClient:
 
 
 def failed(code: int, text: str) -> KafkaException:
-    """Return the exception of an error, to be raised."""
+    """Return an exception with this error, for the caller to raise."""
     return KafkaException(KafkaError(code, text))

@@ -1,7 +1,7 @@
-"""The producer client in memory: confluent-kafka's `Producer`, as far as penstock calls it.
+"""The producer client in memory: the part of confluent-kafka's `Producer` that penstock calls.
 
-A message is in the log when `produce` returns; the delivery is reported in `poll` or `flush`, as by the real client.
-After a refusal whose error is fatal it takes nothing more, also as the real one: `poll` raises what it was, once.
+A message is in the log when `produce` returns. `poll` and `flush` report the delivery, as in the real client. After a
+refusal with a fatal error the producer accepts nothing more, also as the real one. `poll` raises that error once.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from penstock.testing.memory.state import BrokerState
 
 
 class MemoryProducer:
-    """A producer on the broker in memory: made by `TestBroker.producer`. Safe to use from any thread."""
+    """A producer on the broker in memory, made by `TestBroker.producer`. Safe to use from any thread."""
 
     def __init__(self, state: BrokerState) -> None:
         self._state = state
         self._reports: deque[tuple[DeliveryCallback | None, KafkaError | None, Message]] = deque()
         self._waiting = 0
-        # Why it takes nothing more, and whether that was raised.
+        # The fatal error, and whether it was raised.
         self._failure: KafkaError | None = None
         self._is_raised = False
 
@@ -40,7 +40,7 @@ class MemoryProducer:
         partition: int = -1,
         on_delivery: DeliveryCallback | None = None,
     ) -> None:
-        """Queue a message; `BufferError` where a fault says so, `KafkaException` where it failed fatally before."""
+        """Queue a message; `BufferError` if a fault says so, `KafkaException` after a fatal error."""
         state = self._state
         with state.lock:
             if self._failure is not None:
@@ -64,19 +64,19 @@ class MemoryProducer:
             state.coordinator.deliver(fault, write, lambda error: self._reports.append((on_delivery, error, message)))
 
     def _refusal(self, error: KafkaError) -> KafkaError:
-        """Return what is reported of a message that was refused."""
+        """Return the error to report for a refused message."""
         if not error.fatal():
             return error
         self._failure = error
         return KafkaError(codes.PURGE_QUEUE)
 
     def purge(self) -> None:
-        """Give nothing up: what was produced is in the log already, and its report comes with the next poll."""
+        """Do nothing: produced messages are in the log already, and the next poll reports them."""
 
     def poll(self, timeout: float = 0) -> int:
-        """Call the delivery callbacks that are due; where none is, the clock goes on by `timeout` first.
+        """Call the due delivery callbacks. If there are none, move the clock by `timeout` and look once more.
 
-        `KafkaException`, once, where it has failed fatally.
+        `KafkaException`, once, after a fatal error.
         """
         served = self._serve()
         if not served and self._waiting and timeout > 0:
@@ -85,7 +85,7 @@ class MemoryProducer:
         return served
 
     def flush(self, timeout: float = -1) -> int:
-        """Let the clock go on until everything is delivered or `timeout` is over; return how many are still out."""
+        """Move the clock until everything is delivered or `timeout` is over. Return how many messages are left."""
         self._serve()
         deadline = self._state.clock.monotonic() + timeout if timeout >= 0 else float("inf")
         while self._waiting and (now := self._state.clock.monotonic()) < deadline:

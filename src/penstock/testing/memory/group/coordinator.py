@@ -1,7 +1,7 @@
-"""The coordinator of all groups: it takes commits, and holds what is late or cannot reach it.
+"""The coordinator of all groups: stores commits, and keeps requests that are delayed or cannot reach it.
 
-A request is a function that is called at the moment it arrives. That moment is now, unless a fault delays it, its
-client is cut off, or the coordinator is away; so a late commit meets the generation of its arrival.
+A request is a function that is called when the request arrives. It arrives at once, unless a fault delays it, its
+client is cut off, or the coordinator is unavailable. So a late commit is checked against the generation at its arrival.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from penstock.testing.memory.faults import Effect, Fault
 from penstock.testing.memory.group.group import Group, Member
 from penstock.testing.memory.log import Place
 
-#: Characters of commit metadata that Kafka takes; 4.3 refuses its own `offset.metadata.max.bytes` of 4,096.
+#: Characters of commit metadata that Kafka accepts; 4.3 refuses its own `offset.metadata.max.bytes` of 4,096.
 MAX_METADATA = 4_095
 
 
@@ -28,22 +28,22 @@ MAX_METADATA = 4_095
 class Commit:
     """One accepted commit of one partition."""
 
-    #: When, in seconds of the clock's `monotonic`.
+    #: Time of the commit, in seconds of the clock's `monotonic`.
     time: float
-    #: Who committed; empty for a client outside the group.
+    #: Id of the member; empty for a client outside the group.
     member: str
-    #: Of that member.
+    #: Generation of the member.
     generation: int
     topic: str
     partition: int
     offset: int
-    #: What was stored with it.
+    #: Metadata of the commit.
     metadata: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class CommitRequest:
-    """A commit on its way: made by one member in one generation."""
+    """A commit in flight, sent by one member in one generation."""
 
     group: str
     member: Member | None
@@ -52,7 +52,7 @@ class CommitRequest:
 
 
 class Coordinator:
-    """All groups. The broker's lock guards it."""
+    """The coordinator of all groups. The broker's lock guards it."""
 
     def __init__(
         self,
@@ -72,11 +72,11 @@ class Coordinator:
         self._late: list[tuple[float, int, Callable[[], object]]] = []
         self._order = itertools.count()
         self._held: list[tuple[Callable[[], bool], Callable[[], object]]] = []
-        #: Until when it is away: in the past when it is there.
+        #: End of its unavailability, in the past if it is available.
         self.away_until = float("-inf")
 
     def group(self, name: str) -> Group:
-        """Return a group; one that nobody has named yet is empty."""
+        """Return a group, which is empty if it is new."""
         if name not in self.groups:
             self.groups[name] = Group(name, self._places, self._chance)
         return self.groups[name]
@@ -87,11 +87,11 @@ class Coordinator:
 
     @property
     def away(self) -> bool:
-        """Whether no request reaches it now."""
+        """Whether it is unavailable now."""
         return self._clock.monotonic() < self.away_until
 
     def tick(self, now: float) -> None:
-        """Do what is due: requests that arrive, sessions that end, in the order of their times."""
+        """Process the events that are due, in order of time: requests arrive, sessions end."""
         while self._late and self._late[0][0] <= now:
             due, _, arrive = heapq.heappop(self._late)
             self._expire(due)
@@ -112,16 +112,16 @@ class Coordinator:
             group.expire(now)
 
     def next_due(self) -> float:
-        """Return when something happens by the clock alone, or infinity."""
+        """Return the time of the next event that only needs the clock, or infinity."""
         due = self._late[0][0] if self._late else float("inf")
         return min(due, self.away_until) if self.away else due
 
     def later(self, seconds: float, arrive: Callable[[], object]) -> None:
-        """Call `arrive` when the clock has gone on by that much and somebody looks."""
+        """Call `arrive` in the first `tick` after these seconds of the clock."""
         heapq.heappush(self._late, (self._clock.monotonic() + seconds, next(self._order), arrive))
 
     def hold(self, blocked: Callable[[], bool], arrive: Callable[[], object]) -> None:
-        """Call `arrive` once the coordinator is there and the way is not blocked."""
+        """Call `arrive` as soon as the coordinator is available and `blocked` returns false."""
         self._held.append((blocked, arrive))
 
     def deliver(
@@ -130,7 +130,7 @@ class Coordinator:
         execute: Callable[[], KafkaError | None],
         answer: Callable[[KafkaError | None], object],
     ) -> None:
-        """Have a request executed and answered now, or as its fault has it."""
+        """Execute and answer a request now, or as its fault says."""
         if fault is None:
             answer(execute())
         elif fault.effect is Effect.REFUSED:
@@ -148,12 +148,12 @@ class Coordinator:
                 self.later(fault.seconds, execute)
 
     def accept(self, request: CommitRequest) -> int | None:
-        """Take a commit; return the code of the error where anything of it is refused, else None."""
+        """Accept a commit. Return an error code if any part of it is refused, else None."""
         refusal = self._refusal(request)
         return self.store(request) if refusal is None else refusal
 
     def store(self, request: CommitRequest) -> int | None:
-        """Store the points of a commit that is not refused; return as `accept`."""
+        """Store the offsets of a commit from a valid member; returns the same as `accept`."""
         offsets = self.offsets.setdefault(request.group, {})
         history = self.history.setdefault(request.group, [])
         now, member = self._clock.monotonic(), request.member.name if request.member is not None else ""
@@ -178,14 +178,14 @@ class Coordinator:
         return codes.ILLEGAL_GENERATION if request.generation != group.generation else None
 
     def topic_changed(self, topic: str) -> None:
-        """Let the groups that read a topic rebalance; offsets of partitions that are gone are forgotten."""
+        """Rebalance the groups that read a topic, and delete the offsets of its deleted partitions."""
         self.forget_offsets(topic, still=self._exists)
         for group in self.groups.values():
             if any(topic in member.topics for member in group.members.values()):
                 group.rebalance()
 
     def forget_offsets(self, topic: str, still: Container[Place] = ()) -> None:
-        """Forget the groups' offsets in a topic, as when it is deleted, save of partitions that are still there."""
+        """Delete the groups' offsets in a topic, except those of the partitions in `still`."""
         for offsets in self.offsets.values():
             for place in [place for place in offsets if place[0] == topic and place not in still]:
                 del offsets[place]

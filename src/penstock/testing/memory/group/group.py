@@ -1,8 +1,9 @@
-"""A consumer group at its coordinator: members, generations, and who has which partition.
+"""A consumer group at its coordinator: members, generations and assignments.
 
-Rebalances are cooperative: a generation is completed once every member has served the callbacks of the one before, and
-what a member must give back goes to somebody else in a further one. Clients' background threads, which join and send
-heartbeats, are always in time; a member whose process is gone or cut off is `unheard` and evicted with its session.
+Rebalances are cooperative. A generation is complete after every member has served the callbacks of the generation
+before. A revoked partition goes to another member in the generation after. The background threads of clients, which
+join and send heartbeats, are never late. If a member's process is killed or cut off, the member is `unheard` and is
+evicted at the end of its session.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from penstock.testing.memory.log import Place
 
 
 class Gone(Enum):
-    """Why a member is not in the group any more."""
+    """Reasons why a member is no longer in the group."""
 
     LEFT = auto()
     SESSION = auto()
@@ -26,7 +27,7 @@ class Gone(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What a generation means for one member: what it gives back, then what it gets."""
+    """The change of one member's assignment in a generation: revoked partitions first, then added ones."""
 
     revoked: tuple[Place, ...]
     added: tuple[Place, ...]
@@ -34,31 +35,31 @@ class Change:
 
 @dataclass(slots=True, eq=False)
 class Member:
-    """One member. The client writes `polled_at` and `owned`, the group all else, both under the broker's lock."""
+    """A member. The client writes `polled_at` and `owned`, the group all else, both under the broker's lock."""
 
     name: str
     topics: tuple[str, ...]
-    #: Seconds without a heartbeat, and between two polls, until it is evicted.
+    #: Maximum seconds without a heartbeat, and between two polls. After that it is evicted.
     session_s: float
     poll_s: float
     polled_at: float
-    #: Since when no heartbeat comes, or None while they do.
+    #: Time of the first missing heartbeat, or None while heartbeats arrive.
     unheard_since: float | None = None
-    #: What the client has, what the last generation gave, and which one that was.
+    #: The partitions of the client, those of the last generation, and the number of that generation.
     owned: dict[Place, None] = field(default_factory=dict)
     assigned: tuple[Place, ...] = ()
     generation: int = -1
-    #: What the client has not served yet.
+    #: The change that the client has not served yet.
     change: Change | None = None
     gone: Gone | None = None
 
     @property
     def needs_client(self) -> bool:
-        """Whether the client has anything to serve."""
+        """Whether the client has a change or an eviction to serve."""
         return self.change is not None or self.gone is not None
 
     def deadline(self) -> float:
-        """When it is evicted if nothing is heard of it until then."""
+        """Return the time of its eviction, unless it polls or is heard of before."""
         if self.unheard_since is not None:
             return self.unheard_since + self.session_s
         return self.polled_at + self.poll_s
@@ -77,31 +78,31 @@ class Group:
         self._shuffle = False
 
     def join(self, member: Member) -> None:
-        """Take a member in."""
+        """Add a member."""
         self.members[member.name] = member
         self.rebalance()
 
     def change_topics(self, member: Member, topics: Iterable[str]) -> None:
-        """Let a member have other topics; what it keeps stays with it."""
+        """Change the topics of a member. It keeps its partitions of topics that stay."""
         wanted = tuple(topics)
         if wanted != member.topics:
             member.topics = wanted
             self.rebalance()
 
     def leave(self, member: Member) -> None:
-        """Let a member go at its own wish."""
+        """Remove a member that leaves."""
         if self.members.pop(member.name, None) is not None:
             self._dismiss(member, Gone.LEFT)
             self.rebalance()
 
     def heard(self, member: Member, now: float) -> None:
-        """Hear heartbeats of this member again."""
+        """Record that heartbeats of this member arrive again."""
         member.unheard_since = None
         member.polled_at = now
         self._complete_when_ready()
 
     def expire(self, now: float) -> None:
-        """Evict who has not been heard of for too long."""
+        """Evict members whose session or poll interval is over."""
         late = [member for member in self.members.values() if member.deadline() <= now]
         for member in late:
             del self.members[member.name]
@@ -110,17 +111,17 @@ class Group:
             self.rebalance()
 
     @staticmethod
-    def _dismiss(member: Member, why: Gone) -> None:
-        member.gone, member.change = why, None
+    def _dismiss(member: Member, reason: Gone) -> None:
+        member.gone, member.change = reason, None
 
     def rebalance(self, *, shuffle: bool = False) -> None:
-        """Prepare a generation; shuffled, partitions go to members by chance, whoever has them."""
+        """Prepare a generation. With `shuffle`, partitions go to random members, whoever owns them now."""
         self._preparing = True
         self._shuffle = self._shuffle or shuffle
         self._complete_when_ready()
 
     def served(self, member: Member) -> None:
-        """The client has served its change: it can take part in the next generation."""
+        """Record that the client has served its change. It can take part in the next generation."""
         if member.gone is not None or member.change is None:
             return
         gave_back = bool(member.change.revoked)
@@ -150,28 +151,28 @@ class Group:
         topics = {name: self.members[name].topics for name in names}
         places = self._places({topic for wanted in topics.values() for topic in wanted})
         shares = _assign(topics, claims, places)
-        owner = {place: name for name, mine in held.items() for place in mine}
+        owner = {place: name for name, owned in held.items() for place in owned}
         for name, member in self.members.items():
-            given = tuple(place for place in shares[name] if owner.get(place, name) == name)
-            member.generation, member.assigned = self.generation, given
-            kept = set(given)
+            assigned = tuple(place for place in shares[name] if owner.get(place, name) == name)
+            member.generation, member.assigned = self.generation, assigned
+            kept = set(assigned)
             revoked = tuple(place for place in member.owned if place not in kept)
-            added = tuple(place for place in given if place not in member.owned)
+            added = tuple(place for place in assigned if place not in member.owned)
             member.change = Change(revoked, added)
 
 
 def _assign(
     members: Mapping[str, Iterable[str]], held: Mapping[str, Iterable[Place]], places: Iterable[Place]
 ) -> dict[str, list[Place]]:
-    """Return each member's partitions, by its topics and what it holds; among equals the first member gets one.
+    """Return each member's partitions, from its topics and its present partitions. Among equals the first member wins.
 
-    The rule is that of Kafka's cooperative-sticky assignor, whose choice among equals is free.
+    The rule is that of Kafka's cooperative-sticky assignor, which leaves the choice among equals open.
     """
     topics = {name: frozenset(wanted) for name, wanted in members.items()}
     existing = sorted(places)
     owners: dict[Place, str] = {}
-    for name, mine in held.items():
-        for place in mine:
+    for name, owned in held.items():
+        for place in owned:
             if place in existing and place[0] in topics[name]:
                 owners.setdefault(place, name)
     load = Counter(owners.values())

@@ -207,8 +207,8 @@ class FileAdministration(StoreAdministration, FolderReading):
             answer = HalfNotStoredError(f"the disk did not answer within {self._answer_s:g} s")
         if isinstance(answer, HalfNotStoredError):
             raise PenstockError(
-                f"transaction {transaction_id} was claimed in the audit log, but could not be stored again: "
-                f"{answer.__cause__ or answer}; resume it with again=True"
+                f"transaction {transaction_id} was claimed in the audit log, but is not known to be stored again: "
+                f"{answer.__cause__ or answer}; if it is not pending either, resume it with again=True"
             ) from answer
         return len(halves)
 

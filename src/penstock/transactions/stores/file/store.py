@@ -96,7 +96,9 @@ class FileStore(RelayedStore):
         except BaseException as error:
             folder.unlock()
             if isinstance(error, OSError | NoRoomError) and not isinstance(error, PenstockError):
-                raise StoreFailedError(f"{self.label} cannot be opened: {error}; repair the disk") from error
+                raise StoreFailedError(
+                    f"{self.label} cannot be opened: {error}; repair the disk, or use a local one"
+                ) from error
             raise
         self._opened = opened
         return GroupWriter(opened.write, self.label, self.path.name)

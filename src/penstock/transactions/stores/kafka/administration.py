@@ -41,7 +41,7 @@ _SETTLED_POLL_S = 0.3
 class KafkaAdministration(AuditLog, Administration):
     """An operator's access to one store, as a context manager. Used by one thread.
 
-    All requests together wait about `wait_s` seconds at most for slow brokers.
+    Each read waits about `wait_s` seconds at most for slow brokers.
 
     Raises `BrokerConnectionError`, `MissingRightError` if this client may not read the store, and `PenstockError` if
     there is no such store.

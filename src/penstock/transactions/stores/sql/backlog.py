@@ -18,7 +18,7 @@ from penstock.transactions.core.pending import Pending
 from penstock.transactions.core.queue import Blocking, Delays, ReadyQueue
 from penstock.transactions.stores.shards import ShardBacklog, StoredBatch
 from penstock.transactions.stores.sql import schema
-from penstock.transactions.stores.sql.database import Database
+from penstock.transactions.stores.sql.database import BY_KEY, Database
 from penstock.transactions.stores.sql.leases import Lease
 from penstock.transactions.stores.store_coordinator import Counts
 from penstock.transactions.wire.half import unpack_halves
@@ -238,7 +238,7 @@ class SqlBacklog(ShardBacklog):
         return list(map(_pending, connection.execute(sa.select(schema.tx).where(some, is_open).order_by(_ORDER))))
 
     def _mark_settled(self, some: sa.ColumnElement[bool]) -> None:
-        """Mark decided transactions as settled, and count them."""
+        """Mark decided transactions as settled, and count them. `some` has their ids."""
         tx = schema.tx
         now, kept = self._database.now, sa.case((tx.c.state == schema.DISCARD, tx.c.halves))
         answered, age = schema.answered_checks.label("answered"), (now - tx.c.birth).label("age")
@@ -246,7 +246,9 @@ class SqlBacklog(ShardBacklog):
             some, tx.c.settled_at.is_(None), tx.c.state != schema.PREPARED
         )
         with self._database.begin() as connection:
-            settled = connection.execute(decided.with_for_update()).all()
+            # Without the hint, a scan could wait for the rows of an outbox whose transaction is open.
+            locking = decided.with_for_update().with_hint(tx, BY_KEY, "mysql")
+            settled = connection.execute(locking).all()
             settling = tx.update().where(tx.c.id.in_([row.id for row in settled]))
             connection.execute(settling.values(settled_at=now, publish_at_ms=None, halves=kept))
         for row in settled:

@@ -32,6 +32,9 @@ _NUMBERS = {
     "mysql": "CREATE TABLE IF NOT EXISTS penstock_number (n BIGINT AUTO_INCREMENT PRIMARY KEY) ENGINE = InnoDB",
 }
 
+#: The numbers that were drawn on MySQL. Other databases have no such table.
+drawn = sa.table("penstock_number", sa.column("n", sa.BigInteger))
+
 metadata = sa.MetaData()
 
 #: Types of key ids, key names and unlimited content. MariaDB and MySQL need lengths.

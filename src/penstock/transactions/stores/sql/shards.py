@@ -39,7 +39,7 @@ _STATISTICS_BUDGET_S = 1.0
 _SETTLED_KEPT_S = 60.0
 _DISCARDED_KEPT_S = 30 * 24 * 3600.0
 _SILENT_KEPT_S = 24 * 3600.0
-#: Most transactions that one statement deletes: it has a time-out.
+#: Most rows that one transaction deletes: its statements have a time-out.
 _PURGE_LIMIT = 10_000
 
 
@@ -158,31 +158,26 @@ class SqlShards(StoreShards):
             self.counts.refused += counted.rowcount
 
     def purge(self) -> None:
-        """Delete settled transactions and heartbeats that are old."""
+        """Delete settled transactions and heartbeats that are old, and drawn numbers. The next call goes on."""
         tx, now = schema.tx, self._database.now
-        while self._purge((tx.c.settled_at < now - _SETTLED_KEPT_S) & (tx.c.state != schema.DISCARD)):
-            pass
-        while self._purge((tx.c.settled_at < now - _DISCARDED_KEPT_S) & (tx.c.state == schema.DISCARD)):
-            pass
+        is_discarded = tx.c.state == schema.DISCARD
+        self._purge(tx, "id", (tx.c.settled_at < now - _SETTLED_KEPT_S) & ~is_discarded)
+        self._purge(tx, "id", (tx.c.settled_at < now - _DISCARDED_KEPT_S) & is_discarded)
         with self._database.begin() as connection:
             connection.execute(schema.alive.delete().where(schema.alive.c.seen < now - _SILENT_KEPT_S))
-        while self._database.kind == "mysql" and self._purge_numbers():
-            pass
+        if self._database.kind == "mysql":
+            # The counter goes on without its rows.
+            self._purge(schema.drawn, "n", sa.true())
 
-    def _purge(self, old: sa.ColumnElement[bool]) -> bool:
-        """Delete old transactions, at most `_PURGE_LIMIT`. Return whether there may be more."""
-        tx = schema.tx
-        with self._database.begin() as connection:
-            ids = list(connection.execute(sa.select(tx.c.id).where(old).limit(_PURGE_LIMIT)).scalars())
-            for portion in schema.in_groups(ids):
-                connection.execute(tx.delete().where(tx.c.id.in_(portion)))
-        return len(ids) == _PURGE_LIMIT
-
-    def _purge_numbers(self) -> bool:
-        """Delete drawn numbers, at most `_PURGE_LIMIT`; the counter goes on. Return whether there may be more."""
-        with self._database.begin() as connection:
-            drawn = f"DELETE FROM penstock_number ORDER BY n LIMIT {_PURGE_LIMIT}"  # noqa: S608 - a constant
-            return connection.exec_driver_sql(drawn).rowcount == _PURGE_LIMIT
+    def _purge(self, table: sa.TableClause, key: str, old: sa.ColumnElement[bool]) -> None:
+        """Delete old rows, until none is left or the leases are due for renewal: publication waits meanwhile."""
+        is_full = True
+        while is_full:
+            with self._database.begin() as connection:
+                keys = list(connection.execute(sa.select(table.c[key]).where(old).limit(_PURGE_LIMIT)).scalars())
+                for portion in schema.in_groups(keys):
+                    self._database.delete(connection, table, key, portion)
+            is_full = len(keys) == _PURGE_LIMIT and time.monotonic() < self._renew_at
 
     def note_slow_call(self, shard: int, call: str, age_s: float) -> None:
         """Write down the call that publication of a shard waits for."""

@@ -1,4 +1,4 @@
-"""The databases that a SQL sink knows. A new one gets its line here."""
+"""The databases that a SQL sink supports."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from penstock.spark_sink.sinks.sql.databases.mysql import MySql
 from penstock.spark_sink.sinks.sql.databases.postgresql import PostgreSql
 from penstock.spark_sink.sinks.sql.databases.sqlite import Sqlite
 
-#: By the name that SQLAlchemy has for each. Their addresses are read by `penstock.database_url`.
+#: By SQLAlchemy's name. A new database needs a line here. `penstock.database_url` reads their addresses.
 DATABASES: dict[str, Database] = {kind.name: kind for kind in (Sqlite(), PostgreSql(), MySql())}
 
 
 @lru_cache(maxsize=16)
 def database_of(url: str) -> Database:
-    """Return the database an address belongs to."""
+    """Return the database of an address."""
     return DATABASES[parse_database_url(url).get_backend_name()]

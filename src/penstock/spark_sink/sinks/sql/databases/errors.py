@@ -1,4 +1,4 @@
-"""Kinds and texts of a database's errors, without the values that drivers quote."""
+"""Kinds and texts of a database's errors, without the values that drivers quote in them."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _NEEDED = (
 
 
 class TransientSinkError(SinkError):
-    """The database cannot do it now: a batch may pass when it is tried again as it is."""
+    """The database cannot do it now: the same batch may succeed at a retry."""
 
 
 class RefusedRowError(SinkError):
-    """The table refuses a row, or would change a value of it; the text says why, without the value."""
+    """The table refuses a row, or would change a value in it. The text gives the reason without the value."""
 
 
 def code_of(error: BaseException) -> str | None:
-    """Return the number, name or SQLSTATE by which a database calls an error; None where only a driver raised it."""
+    """Return the database's number, name or SQLSTATE of an error; None if the driver itself raised it."""
     origin = getattr(error, "orig", None)
     number = next(iter(getattr(origin, "args", ())), None)
     found: str | None = getattr(origin, "sqlstate", None) or getattr(origin, "sqlite_errorname", None)
@@ -37,10 +37,10 @@ def code_of(error: BaseException) -> str | None:
 
 
 def error_kind(database: Database, error: BaseException) -> ErrorKind:
-    """Return what an error is about, by its code and its type, never by its words.
+    """Return the kind of an error, by its code and its type, never by its text.
 
-    An error of a driver's own has no code where a connection cannot be made or is lost. So a wrong password of
-    PostgreSQL looks like a server that is away.
+    A driver's own error about a failed or lost connection has no code. So a wrong password of PostgreSQL looks like a
+    server that is down.
     """
     if not isinstance(error, sa.exc.DBAPIError):
         return ErrorKind.OTHER
@@ -56,8 +56,8 @@ def error_kind(database: Database, error: BaseException) -> ErrorKind:
 
 
 def facts_of(database: Database, error: sa.exc.SQLAlchemyError) -> list[str]:
-    """Return the kind of an error, its code and the table, column and constraint it names: never a value."""
-    if (origin := getattr(error, "orig", None)) is None:  # SQLAlchemy's own, which has no value
+    """Return the type of an error, its code, and the names of its table, column and constraint, but never a value."""
+    if (origin := getattr(error, "orig", None)) is None:  # SQLAlchemy's own error, which quotes no value
         return [type(error).__name__, str(error)]
     code = code_of(error)
     facts = [type(origin).__name__, *filter(None, [code])]
@@ -69,15 +69,15 @@ def facts_of(database: Database, error: sa.exc.SQLAlchemyError) -> list[str]:
 
 
 def shown(url: sa.URL) -> str:
-    """Return host, port and database of an address: names and settings in it may be secrets."""
-    asked = url.normalized_query
-    host = url.host or ",".join(asked.get("host", ()))
-    port = f":{url.port}" if url.port else "".join(f":{ports}" for ports in asked.get("port", ()))
+    """Return driver, host, port and database of an address. User names and settings in it may be secrets."""
+    query = url.normalized_query
+    host = url.host or ",".join(query.get("host", ()))
+    port = f":{url.port}" if url.port else "".join(f":{ports}" for ports in query.get("port", ()))
     return f"{url.drivername}://{host}{port}/{url.database or ''}"
 
 
 def _without_users(text: str, url: sa.URL | None) -> str:
-    """Return what a driver says without the names of users, which servers and libraries like to quote."""
+    """Return a driver's text without the names of users, which servers and libraries often quote."""
     text = re.sub(r'\b(user|role) "[^"]*"', r'\1 "..."', text)
     text = re.sub(r"'[^']*'@'[^']*'", "'...'", text)
     for name in () if url is None else (url.username, *url.normalized_query.get("user", ())):
@@ -89,10 +89,10 @@ def _without_users(text: str, url: sa.URL | None) -> str:
 def refused(
     database: Database, error: sa.exc.SQLAlchemyError, table: str, url: sa.URL, batch_id: int | None
 ) -> PenstockError:
-    """Return the sink's error for one of the database or its driver; no batch where the sink was being checked.
+    """Return the sink's error for an error of the database or its driver. `batch_id` is None in a check of the sink.
 
-    The driver's own text stands in it only where the database as a whole refused (unreachable, locked, full):
-    texts about rows quote keys and values.
+    It contains the driver's text only if the whole database refused (unreachable, locked, full): texts about rows
+    quote keys and values.
     """
     facts, code, kind = facts_of(database, error), code_of(error), error_kind(database, error)
     if type(origin := getattr(error, "orig", None)).__name__ == "OperationalError" and not (code or "").isdigit():
@@ -104,7 +104,7 @@ def refused(
         "and try again"
         if batch_id is None
         else f"batch {batch_id} was refused by table {table} at {shown(url)}: {', '.join(facts)}; nothing of the batch "
-        "was stored, and Spark hands it over again when the query is started again"
+        "was stored, and Spark repeats it at the next start of the query"
     )
     if kind is ErrorKind.RIGHT:
         return MissingRightError.from_text(f"{text}; {_NEEDED}")

@@ -1,10 +1,10 @@
-"""What a sink does differently on MySQL and MariaDB: InnoDB, sessions in strict mode, `ON DUPLICATE KEY UPDATE`.
+"""SQL sinks on MySQL and MariaDB: InnoDB, sessions in strict mode, `ON DUPLICATE KEY UPDATE`.
 
-DDL commits what is open, so all of it comes before the first row of a batch; temporary tables commit nothing.
+DDL commits the open transaction, so all DDL runs before the first row of a batch. Temporary tables commit nothing.
 
-Also in strict mode they round fractions, drop spaces at the end, take texts for times, and say nothing. Where a type of
-the frame has values that a type of the column changes, such a row is refused by a condition. What is written below is
-all that is kept; other pairs of types are refused.
+Even in strict mode these databases round fractions, drop trailing spaces and read texts as times, without an error. If
+the column's type changes some values of the frame's type, a condition refuses such rows. Only the conversions below
+are allowed; other pairs of types are refused.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ from penstock.spark_sink.sinks.sql.databases.database import (
     Type,
 )
 
-#: What a session is to keep whatever the server's defaults: values out of range are errors, times are in UTC, locks are
-#: waited for 60 s, tables have transactions, and keys are sorted by all that an index holds of them (3072 bytes, of 4
-#: for a character in ours).
+#: Settings of a session that override the server's defaults. Values out of range are errors, times are in UTC, a
+#: session waits 60 s for a lock, and tables have transactions. Keys are sorted by all that an index holds of them (3072
+#: bytes; a character in ours takes 4).
 _SESSION = (
     "SET SESSION sql_mode = 'TRADITIONAL', time_zone = '+00:00', innodb_lock_wait_timeout = 60, "
     "lock_wait_timeout = 60, default_storage_engine = InnoDB, default_tmp_storage_engine = InnoDB, "
     "max_sort_length = 12288"
 )
 
-#: Bytes of an index, and of a character; most characters of a key's column.
+#: Bytes of an index, bytes of a character, and the maximum number of characters of a key's column.
 _INDEX_BYTES, _CHARACTER_BYTES, _KEY_SIZE = 3072, 4, 255
 
-#: Bytes of texts that have no length.
+#: Maximum bytes of text types without a length.
 _BYTES = {mysql.TINYTEXT: 2**8 - 1, mysql.TEXT: 2**16 - 1, mysql.MEDIUMTEXT: 2**24 - 1}
 
-#: Digits of a second that a time has.
+#: Digits of a second in a time of the frame.
 _MICROSECONDS = 6
 
-#: Numbers that JSON of MySQL would round to a float, outside of quotes.
+#: Numbers outside of quotes that MySQL's JSON would round to a float.
 _QUOTED_IN_JSON = r'"([^"\\]|\\.)*"'
 _LONG_IN_JSON = "(?=[0-9.]{17})[0-9]+[.]|[0-9]{16,}[eE]|[0-9]{19}"
 
@@ -66,25 +66,25 @@ class MySql(Database):
     unknown = frozenset({"NaN", "infinity"})
     wider = WIDER | {("boolean", "whole")}
     codes: ClassVar[Mapping[ErrorKind, frozenset[str]]] = {
-        # Other duplicates, values that are unreadable or divided by zero, a view's or a column's check, no partition
-        # for a row, a trigger's SIGNAL, bad JSON, and a row that is too long for the table.
+        # Other duplicates, unreadable values, divisions by zero, a view's or a column's check, no partition for a row,
+        # a trigger's SIGNAL, bad JSON, and a row that is too long for the table.
         ErrorKind.ROW: frozenset({
             "1022", "1118", "1292", "1365", "1369", "1411", "1525", "1526", "1557", "1586", "1644", "1690", "1748",
             "1761", "1762", "1916", "1918", "1977", "3140", "3141", "3156", "3157", "3819", "3854", "4025",
         }),
-        # Connections (2xxx, and 0 where one is closed), too many of them, a server that goes or cannot answer, locks
-        # and deadlocks (1305: a savepoint that a deadlock took along), a table or row that has changed, and servers
-        # that take no changes, as in the middle of a failover.
+        # Connections (2xxx, and 0 for a closed one), too many connections, a server that shuts down or cannot answer,
+        # locks and deadlocks (1305: a savepoint that a deadlock removed), a table or row that has changed, and
+        # read-only servers, as during a failover.
         ErrorKind.TRANSIENT: frozenset({
             "0", "1020", "1040", "1043", "1047", "1053", "1077", "1079", "1080", "1152", "1158", "1159", "1160", "1161",
             "1203", "1205", "1206", "1213", "1290", "1305", "1412", "1637", "1792", "1836", "1927", "2002", "2003",
             "2006", "2013", "2014", "2045", "2055", "4031",
         }),
         ErrorKind.RIGHT: frozenset({"1044", "1142", "1143", "1227", "1370"}),
-        # Names that are too long, or that no column, table or database has, and decimals of more digits than it has.
+        # Names that are too long or invalid for a column, table or database, and decimals with too many digits.
         ErrorKind.MISFIT: frozenset({"1059", "1102", "1103", "1166", "1300", "1425", "1426"}),
     }  # fmt: skip
-    #: Texts with names of columns, tables, constraints, servers and users; those of users are taken out.
+    #: Their texts name columns, tables, constraints, servers and users; names of users are removed.
     plain_codes = frozenset({
         "1045", "1046", "1048", "1049", "1054", "1071", "1118", "1146", "1153", "1264", "1267", "1364", "1406", "1698",
         "2058", "2059", "3819", "4025", *(codes[ErrorKind.TRANSIENT] - {"1203"}), *codes[ErrorKind.RIGHT],
@@ -99,23 +99,23 @@ class MySql(Database):
     insert = staticmethod(mysql.insert)
 
     def changing(self, insert: Any, table: sa.Table, key: Sequence[str], changes: Changes) -> mysql.Insert:
-        """Return an `INSERT ... ON DUPLICATE KEY UPDATE`, see `differences`; IGNORE would let bad values pass."""
+        """Return an `INSERT ... ON DUPLICATE KEY UPDATE`, see `differences`. IGNORE would accept bad values."""
         changed = changes(lambda name: sa.func.values(table.c[name], type_=table.c[name].type))
         found: mysql.Insert = insert.on_duplicate_key_update({key[0]: table.c[key[0]], **changed})
         return found
 
     def delete_keys(self, table: sa.Table, key: Sequence[str], keys: sa.Select[Any]) -> sa.Delete:
-        """Return a `DELETE` by a join: it would look for each row of the table in a subquery."""
+        """Return a `DELETE` with a join: with a subquery, the database would scan the whole table."""
         gone = keys.subquery()
         return sa.delete(table).where(*(table.c[name] == gone.c[name] for name in key))
 
     def create_temporary(self, connection: sa.Connection, name: str, *items: sa.schema.SchemaItem) -> sa.Table:
-        """Make a table that ends with the connection, after that of an earlier batch."""
+        """Create a temporary table that ends with the connection, and drop an earlier batch's first."""
         connection.exec_driver_sql(f"DROP TEMPORARY TABLE IF EXISTS {name}")
         return super().create_temporary(connection, name, *items)
 
     def column_type(self, kind: Type, key_columns: int = 0) -> Type:
-        """Return a type that is not bounded at 64 KiB or whole seconds; of a key, one that fits into an index."""
+        """Return a type that is not limited to 64 KiB or whole seconds; for a key, a type that fits into an index."""
         size = min(_KEY_SIZE, _INDEX_BYTES // _CHARACTER_BYTES // key_columns) if key_columns else None
         if isinstance(kind, sa.Text):
             return ExactText(size)
@@ -124,15 +124,15 @@ class MySql(Database):
         return mysql.DATETIME(timezone=kind.timezone, fsp=6) if isinstance(kind, sa.DateTime) else kind
 
     def conversions(self, connection: sa.Connection, table: sa.Table, held: Held) -> dict[str, Conversion]:
-        """Return how values of the frame get into the columns of a table."""
+        """Return the conversions of the frame's values to the columns of a table."""
         options = sa.inspect(connection).get_table_options(table.name, table.schema)
         return {name: _conversion(column, held[name]["type"], options) for name, column in table.columns.items()}
 
     def fits(self, stored: Type, arriving: Type) -> bool:
-        """Tell whether a column takes values of a type: a truth value also into BIT.
+        """Return whether a column stores values of a type. BIT also stores booleans.
 
-        FLOAT(7, 2) cuts in its own way, a set is put in order, and times, years and what SQLAlchemy does not know, such
-        as a geometry, have texts of many spellings.
+        FLOAT(7, 2) rounds in its own way, and a SET reorders its members. Texts of times, years and types that
+        SQLAlchemy does not know, such as a geometry, have many spellings.
         """
         if isinstance(stored, mysql.BIT):
             return isinstance(arriving, sa.Boolean)
@@ -141,10 +141,10 @@ class MySql(Database):
         return not is_cut and not is_odd and super().fits(stored, arriving)
 
     def differences(self, connection: sa.Connection, table: sa.Table, key: Sequence[str], held: Held) -> list[str]:
-        """Return what is no table of InnoDB; with a key, other unique indexes and texts of loose collations.
+        """Return a wrong engine; with a key, also other unique indexes and loose collations of texts.
 
-        `ON DUPLICATE KEY UPDATE` would change a row that it finds by another index. One on a number that the table
-        gives each row meets no other row.
+        `ON DUPLICATE KEY UPDATE` would change a row that it finds by another index. An index that contains a number
+        generated by the table never matches another row.
         """
         inspector, place, found = sa.inspect(connection), (table.name, table.schema), []
         options = inspector.get_table_options(*place)
@@ -156,7 +156,7 @@ class MySql(Database):
         if not key:
             return found
         primary = inspector.get_pk_constraint(*place)["constrained_columns"]
-        # An index of the first characters of a column is on no columns here.
+        # An index of the first characters of a column counts as an index of no columns here.
         unique: list[set[str | None]] = [set(primary)] if primary else []
         unique += [
             set() if index.get("dialect_options", {}).get("mysql_length") else set(index["column_names"])
@@ -174,20 +174,20 @@ class MySql(Database):
         ]
         collations = {name: _collation_of(held[name]["type"], options) for name in key if name in held}
         return found + [
-            f"column {name} of the key has the collation {collation}, by which texts are equal that differ, in case "
-            "say, or that lacks characters; give it a binary one of utf8mb4, such as utf8mb4_bin"
+            f"column {name} of the key has the collation {collation}, which regards different texts as equal, such as "
+            "A and a, or lacks characters; give it a binary one of utf8mb4, such as utf8mb4_bin"
             for name, collation in collations.items()
             if collation is not None and not re.fullmatch("utf8mb4.*_bin", collation)
         ]
 
     def fingerprint(self, connection: sa.Connection, table: sa.Table) -> str:
-        """Return how the table would be made, without the next number of its rows."""
+        """Return the statement that would create the table, without the next number of its rows."""
         name = connection.dialect.identifier_preparer.format_table(table)
         return re.sub("AUTO_INCREMENT=[0-9]+", "", connection.exec_driver_sql(f"SHOW CREATE TABLE {name}").one()[1])
 
 
 def _collation_of(stored: Any, options: Mapping[str, Any]) -> str | None:
-    """Return how a column compares texts, None if it has none; what it does not say itself, its table does."""
+    """Return the collation of a column, from the column or else from its table; None if it holds no texts."""
     if not isinstance(stored, sa.String):
         return None
     inherited = None if getattr(stored, "charset", None) else options.get("mysql_collate")
@@ -195,7 +195,7 @@ def _collation_of(stored: Any, options: Mapping[str, Any]) -> str | None:
 
 
 def _conversion(column: sa.Column[Any], stored: Any, options: Mapping[str, Any]) -> Conversion:
-    """Return how values get into a column; a value that is changed though nothing is said here is an error there."""
+    """Return the conversion of values to a column. The database itself refuses other values that do not fit."""
     value: sa.ColumnElement[Any] = sa.column(str(column.name), column.type)
     kept: list[sa.ColumnElement[bool]] = []
     digits = getattr(column.type, "scale", None) or 0
@@ -212,7 +212,7 @@ def _conversion(column: sa.Column[Any], stored: Any, options: Mapping[str, Any])
         text = value if charset == "utf8mb4" else sa.cast(value, mysql.CHAR(charset=charset))
         kept.append(sa.func.octet_length(text) <= most)
     collation = _collation_of(stored, options) if column.primary_key else None
-    # Of a key, texts are equal that differ in spaces at their end.
+    # Such a collation compares texts without trailing spaces, also in a key.
     pads = collation is not None and not re.search("nopad|_0900_", collation)
     if pads or isinstance(stored, mysql.CHAR):
         kept.append(sa.func.char_length(sa.func.rtrim(value)) == sa.func.char_length(value))
@@ -221,7 +221,7 @@ def _conversion(column: sa.Column[Any], stored: Any, options: Mapping[str, Any])
     if isinstance(stored, sa.JSON):
         unquoted = sa.func.regexp_replace(value, _QUOTED_IN_JSON, "")
         kept.append(sa.not_(unquoted.regexp_match(_LONG_IN_JSON)))
-    # As the table distinguishes keys.
+    # Compare keys as the table does.
     read = None if collation is None else partial(sa.collate, collation=collation)
     written = str(stored).partition(" C")[0]  # without character set and collation
     return Conversion(written, read, sa.and_(*kept) if kept else None)

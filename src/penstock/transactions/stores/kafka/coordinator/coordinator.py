@@ -199,8 +199,11 @@ class KafkaCoordinator(StoreCoordinator):
         self._upkeep = LogUpkeep(context, admin, begun=time.monotonic())
         self._checks = CheckScheduler(context, liveness, sends, self._discarding)
         self._owned = membership.owned
-        membership.join()
+
+    def _begin(self) -> None:
+        # Not in `_open`: if start() fails, a joined member would keep partitions that no thread serves.
         self._sends.start()
+        self._membership.join()
 
     def _round(self) -> None:
         engine, now = self._engine, time.monotonic()
