@@ -5,7 +5,7 @@
     penstock run retried_payments:app                            # Ctrl-C when it is quiet: GBP has no rate
     penstock dlq ls dlq.payments                                 # how many, where from, why
     penstock dlq show dlq.payments --last 2                      # their headers and stacks; --payload for the content
-    RATES=EUR=1.0,GBP=0.8 penstock run retried_payments:app &    # the cause is mended
+    RATES=EUR=1.0,GBP=0.8 penstock run retried_payments:app &    # the cause is fixed
     penstock dlq replay dlq.payments --where exception=KeyError  # back to `payments`; --dry-run to look first
 """
 
