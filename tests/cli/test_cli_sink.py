@@ -110,7 +110,7 @@ def test_the_sinks_of_an_app_lead_to_their_ledgers(
         ("ls --sql {url} --kafka", 2, "name one ledger"),
         ("ls --kafka", 2, "--bootstrap-servers is missing"),
         ("ls --sql sqlite:////no/such.db", 1, "there is no file"),
-        ("ls --sql postgresql://h:1/shop", 1, "h:1/shop refused access to schema or ledger"),
+        ("ls --sql postgresql://h:1/shop", 1, "access was refused by table of any sink at"),
         ("ls --delta /no/such", 1, "there is no table /no/such; correct --delta"),
         ("show nobody --sql {url}", 1, "no query 'nobody': it has 'other', 'shop', 'windows'"),
         ("reset windows --sql {url} --to shop:0@2", 2, "and no offsets; give --forget"),

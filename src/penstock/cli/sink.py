@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from penstock.spark_sink.sinks.sink import LedgerSink
 
 #: A placeholder for a sink's required name, which does not affect its ledger.
-_ANY = "(any)"
+_ANY = "of any sink"
 _DRY = "a dry run: nothing was changed"
 
 QueryName = Annotated[str, typer.Argument(metavar="NAME", help="Name of the query in the ledger.")]

@@ -99,13 +99,13 @@ def refused(
         facts += [_without_users(line, url) for line in str(origin).strip().splitlines()[:1]]
     if kind is ErrorKind.MISFIT:
         facts.append("the table does not fit the frame")
-    text = (
-        f"the database {shown(url)} refused access to schema or ledger: {', '.join(facts)}; see whether it answers, "
-        "and try again"
-        if batch_id is None
-        else f"batch {batch_id} was refused by table {table} at {shown(url)}: {', '.join(facts)}; nothing of the batch "
-        "was stored, and Spark repeats it at the next start of the query"
-    )
+    what = f"table {table} at {shown(url)}: {', '.join(facts)}"
+    if batch_id is not None:
+        text = f"batch {batch_id} was refused by {what}; nothing of it was stored, and the next start repeats it"
+    else:
+        # The sink is being checked, or its ledger read.
+        advice = "; see whether the database answers, and try again" if kind is ErrorKind.TRANSIENT else ""
+        text = f"access was refused by {what}; nothing was changed{advice}"
     if kind is ErrorKind.RIGHT:
         return MissingRightError.from_text(f"{text}; {_NEEDED}")
     return {ErrorKind.MISFIT: SchemaMismatchError, ErrorKind.TRANSIENT: TransientSinkError}.get(kind, SinkError)(text)
