@@ -56,6 +56,8 @@ _MESSAGES_FAULT = {
     KafkaError.UNSUPPORTED_FOR_MESSAGE_FORMAT,
     KafkaError.POLICY_VIOLATION,
     KafkaError._INVALID_ARG,  # noqa: SLF001 - the client library's public constants look so, here and below
+    # A message names its partition, and its topic has no such partition. Without a topic the error is another one.
+    KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001 - the same
 }
 _SILENT = frozenset({KafkaError._MSG_TIMED_OUT, KafkaError._TIMED_OUT, KafkaError.REQUEST_TIMED_OUT})  # noqa: SLF001 - the same
 _PURGED = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})  # noqa: SLF001 - the same
@@ -131,7 +133,9 @@ class Blame:
         if kind is Blamed.MESSAGE:
             self.messages.setdefault(transaction_id, (topic, f"{topic}: {why}"))
             self.errors.setdefault(transaction_id, error)
-            self.cause = f"the message of transaction {transaction_id} is refused: {topic}: {why}"
+            # A consumer's messages belong to no transaction of a store.
+            what = f"the message of transaction {transaction_id}" if transaction_id else "a message"
+            self.cause = f"{what} is refused: {topic}: {why}"
             return
         (self.topics if kind is Blamed.TOPIC else self.silent).setdefault(topic, why)
         self.errors.setdefault(topic, error)
