@@ -13,9 +13,10 @@ from types import FrameType
 from typing import Any
 
 import pytest
+from stepped import Stepped
 from tenacity import wait_fixed, wait_none
 
-from penstock.consumer import Kind, retry
+from penstock.consumer import Kind, handler, retry
 from penstock.consumer.handlers import call_guard
 from penstock.consumer.handlers.call_guard import CallGuard
 from penstock.consumer.handlers.route import Failed
@@ -94,6 +95,34 @@ def test_a_handler_without_a_limit_or_with_a_longer_one_takes_its_time(
         test.settle()
 
     assert done == [b"slow"]
+
+
+@pytest.mark.parametrize("where", ["decoder", "encoder"])
+def test_a_limit_that_is_over_in_a_decoder_or_an_encoder_is_no_fault_of_the_value(where: str) -> None:
+    app, values = app_of(), list[Any]()
+
+    def slow_at_first(value: Any) -> bytes:
+        values.append(value)
+        while len(values) == 1:
+            time.sleep(0.001)
+        return b"x"
+
+    options: dict[str, Any] = {where: slow_at_first, "retry": retry(2, wait=wait_none())}
+    app.handler("t", to="out", time_limit=0.05, **options)(lambda _: "returned")
+
+    with TestApp(app, topics=["out"]) as test:
+        test.send("t", "x")
+        test.advance(2)
+
+        assert (test.statistics().over_time_limit, len(test.published("out"))) == (1, 1)
+
+
+def test_the_time_of_a_decoder_does_not_count_for_the_limit_of_a_batch() -> None:
+    stepped = Stepped({"t": handler(print, batch=2, decoder=lambda value: stepped.broker.advance(9) or value)})
+
+    stepped.feed("t", [(b"k", b"1")])
+
+    assert stepped.take().slot.started == stepped.broker.clock.monotonic()
 
 
 def test_a_handler_that_catches_the_limit_and_returns_has_done_its_work() -> None:

@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Any, cast
 
 from penstock.consumer.handlers.serialization import RecordEncoder, describe
 from penstock.dead_letters.headers import HeaderList
-from penstock.errors import ConfigurationError, MessageFormatError, PenstockError, RegistryConnectionError, raised
+from penstock.errors import (
+    ConfigurationError,
+    HandlerTimeLimitError,
+    MessageFormatError,
+    PenstockError,
+    RegistryConnectionError,
+    raised,
+)
 from penstock.options import seconds
 from penstock.outgoing import Outgoing, as_headers, encoded, require_place
 
@@ -244,7 +251,7 @@ class ResultMaker:
         if encoder is not None:
             try:
                 value = encoder.encode(topic, value, headers) if isinstance(encoder, RecordEncoder) else encoder(value)
-            except RegistryConnectionError:
+            except (RegistryConnectionError, HandlerTimeLimitError):
                 raise  # the value is not at fault: the message is tried again
             except:  # noqa: E722 - see `raised`; an error of the user's code, whose text may quote the value
                 error = raised()

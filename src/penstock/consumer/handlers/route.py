@@ -23,7 +23,7 @@ from penstock.consumer.handlers.rate_limits import KeyRateLimiter, TokenBucket
 from penstock.consumer.handlers.results import ResultMaker, Results, with_results
 from penstock.consumer.handlers.serialization import Decoder, RecordDecoder, describe
 from penstock.consumer.retry_topics import RetriedRecord, RetryHeaders, former_retry_topics, retry_topics, tries_before
-from penstock.errors import MessageFormatError, PenstockError, RegistryConnectionError, raised
+from penstock.errors import HandlerTimeLimitError, MessageFormatError, PenstockError, RegistryConnectionError, raised
 from penstock.message import DecodedMessage, FetchedMessage, Message, Record, RetriedMessage
 from penstock.routing import Lane
 
@@ -188,7 +188,8 @@ def _preparing(accept: Filter | None, make: Callable[[Record], Message]) -> Prep
 def _decoding(decoder: Decoder) -> Callable[..., DecodedMessage]:
     """Return the function that makes a message with a decoded body, from a record and its number of tries.
 
-    It raises `RegistryConnectionError` as it comes, and `MessageFormatError` for any other error of the decoder.
+    It raises `RegistryConnectionError` and `HandlerTimeLimitError` as they come, and `MessageFormatError` for any other
+    error of the decoder.
     """
     of_value = None if isinstance(decoder, RecordDecoder) else decoder
     of_record = decoder.decode if isinstance(decoder, RecordDecoder) else None
@@ -203,8 +204,8 @@ def _decoding(decoder: Decoder) -> Callable[..., DecodedMessage]:
                 body = of_value(value)
             elif of_record is not None:
                 body = of_record(record, value)
-        except RegistryConnectionError:
-            raise
+        except (RegistryConnectionError, HandlerTimeLimitError):
+            raise  # the value is not at fault
         except:  # noqa: E722 - see `raised`; a panic of a decoder in Rust is no `Exception`
             error = raised()
             raise MessageFormatError(

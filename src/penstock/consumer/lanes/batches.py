@@ -173,7 +173,8 @@ class Batches:
             slot.fetches = ()
             return
         fetch = slot.fetch = slot.fetches[0]
-        slot.record = claimed.records[0]
+        # The time of filters and decoders does not count for the limit of the handler.
+        slot.started, slot.record = self._now(), claimed.records[0]
         outcome: Outcome
         if fetch.assignment.route.batch == 1:
             outcome = yield claimed.messages[0]
