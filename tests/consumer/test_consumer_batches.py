@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable
 from itertools import count
+from typing import Any
 
 import pytest
 import tenacity
@@ -244,33 +245,26 @@ def test_a_batch_error_may_give_any_reason_and_fails_all_where_it_names_what_is_
     assert stepped.of("t").tracker.in_flight == 0
 
 
-def test_a_batch_that_fails_keeps_the_order_of_a_key_whose_later_message_cannot_be_decoded() -> None:
+@pytest.mark.parametrize(
+    ("options", "calls"),
+    [
+        ({"decoder": "json", "on_failure": "drop"}, [[b"1"], [b"1"], [b"3"]]),
+        ({"key_rate": 0.1}, [[b"1"], [b"1"], [b"not json"], [b"3"]]),
+    ],
+    ids=["it cannot be decoded", "it is not due by its rate"],
+)
+def test_a_batch_that_fails_keeps_the_order_of_a_key_whose_later_message_cannot_be_handed_over(
+    options: dict[str, Any], calls: list[Values]
+) -> None:
     seen = Batches(first(ValueError("all of it")))
-    stepped = SteppedEngine(
-        {"t": handler(seen, batch=10, decoder="json", retry=ONCE_A_SECOND, on_failure="dead_letter")}
-    )
+    stepped = SteppedEngine({"t": handler(seen, batch=10, retry=ONCE_A_SECOND, **options)})
 
     stepped.feed("t", (b"k", b"1"), (b"k", b"not json"), (b"k", b"3"))
-    stepped.serve()
-    stepped.write_out()
-    stepped.pass_time(1)
-    stepped.write_out()
-
-    assert seen.calls == [[b"1"], [b"1"], [b"3"]]
-    assert stepped.deliveries.sent == [("dlq.t", b"not json")]
-    assert stepped.of("t").tracker.in_flight == 0
-
-
-def test_a_batch_that_fails_keeps_the_order_of_a_key_whose_next_message_is_not_due_by_its_rate() -> None:
-    seen = Batches(first(ValueError("all of it")))
-    stepped = SteppedEngine({"t": handler(seen, batch=10, key_rate=0.1, retry=ONCE_A_SECOND)})
-
-    stepped.feed("t", (b"k", b"1"), (b"other", b"x"), (b"k", b"2"))
     stepped.serve()
     for _ in range(60):
         stepped.pass_time(1)
 
-    assert seen.calls == [[b"1", b"x"], [b"1", b"x"], [b"2"]]
+    assert seen.calls == calls
     assert stepped.of("t").tracker.in_flight == 0
 
 
@@ -301,8 +295,10 @@ def test_a_batch_that_failed_whole_is_tried_again_whole(keys: int) -> None:
         assert of_key == sorted(of_key)
 
 
-def test_of_a_batch_that_fails_whole_to_the_end_only_what_fails_alone_is_given_up() -> None:
-    seen = Batches(lambda batch: ValueError() if b"5" in batch else None)
+@pytest.mark.parametrize("tries", [3, 1])
+def test_of_a_batch_that_fails_whole_to_the_end_only_what_fails_alone_is_given_up(tries: int) -> None:
+    error = ValueError() if tries > 1 else MessageFormatError("no number")  # which is not tried again
+    seen = Batches(lambda batch: error if b"5" in batch else None)
     stepped = SteppedEngine({"t": handler(seen, batch=10, retry=ONCE_A_SECOND, on_failure="dead_letter")})
 
     stepped.feed("t", *of_one_key(30))
@@ -311,24 +307,13 @@ def test_of_a_batch_that_fails_whole_to_the_end_only_what_fails_alone_is_given_u
         stepped.pass_time(1)
     stepped.write_out()
 
-    assert seen.calls[:3] == [values(range(10))] * 3
+    assert seen.calls[:tries] == [values(range(10))] * tries
     # Then each for itself; the bad one by the policy.
-    assert seen.calls[3:11] == [[b"0"], [b"1"], [b"2"], [b"3"], [b"4"], [b"5"], [b"5"], [b"5"]]
-    assert seen.attempts[2:12] == [[3] * 10, *[[4]] * 6, [5], [6], [4]]
+    alone = [*range(5), *[5] * tries, *range(6, 10)]
+    assert seen.calls[tries:] == [*([value] for value in values(alone)), values(range(10, 20)), values(range(20, 30))]
+    attempts = [*[tries + 1] * 6, *range(tries + 2, 2 * tries + 1), tries + 1]
+    assert seen.attempts[tries - 1 : 2 * tries + 6] == [[tries] * 10, *([attempt] for attempt in attempts)]
     assert stepped.deliveries.sent == [("dlq.t", b"5")]
-    assert seen.calls[11:] == [[b"6"], [b"7"], [b"8"], [b"9"], values(range(10, 20)), values(range(20, 30))]
-    assert stepped.of("t").tracker.in_flight == 0
-
-
-def test_a_batch_that_fails_whole_for_a_message_that_cannot_be_read_gives_up_that_message_alone() -> None:
-    seen = Batches(lambda batch: MessageFormatError("no number") if b"5" in batch else None)
-    stepped = SteppedEngine({"t": handler(seen, batch=10, retry=ONCE_A_SECOND, on_failure="drop")})
-
-    stepped.feed("t", *of_one_key(10))
-    stepped.serve()
-
-    assert seen.calls == [values(range(10)), *([value] for value in values(range(10)))]
-    assert stepped.count("dropped") == 1
     assert stepped.of("t").tracker.in_flight == 0
 
 

@@ -49,23 +49,25 @@ def test_what_a_handler_returns_is_published_in_the_order_of_its_key(returned: A
 def test_generator_functions_and_async_handlers_publish_too() -> None:
     app = app_of()
 
-    @app.handler("plain")
-    def several(message: penstock.Message) -> Iterator[Outgoing]:
-        yield Outgoing("out", b"1", message.key)
-        yield Outgoing("out", "2", "text key", headers={"a": "b"})
+    @app.handler("plain", to="out")
+    def several(message: penstock.Message) -> Iterator[bytes | Outgoing]:
+        if message.value == b"v":
+            yield b"1"
+            yield Outgoing("out", "2", "text key", headers={"a": "b"})
 
     @app.handler("tasks")
     async def one(message: penstock.Message) -> Outgoing:
         return Outgoing("out", b"3", headers=[("a", None)])
 
-    @app.handler("streams")
-    async def stream(message: penstock.Message) -> AsyncIterator[Outgoing]:
-        yield Outgoing("out", b"4")
+    @app.handler("streams", to="out")
+    async def stream(message: penstock.Message) -> AsyncIterator[bytes | Outgoing]:
+        yield b"4"
         yield Outgoing("out", None, b"tombstone")
 
     with TestApp(app, topics=["out"]) as test:
         for topic in ("plain", "tasks", "streams"):
             test.send(topic, b"v", key=b"k")
+        test.send("plain", b"yields nothing", key=b"k")
         test.settle()
         out = test.published("out")
 
@@ -75,7 +77,7 @@ def test_generator_functions_and_async_handlers_publish_too() -> None:
             (b"k", b"1", ()),
             (b"text key", b"2", (("a", b"b"),)),
             (None, b"3", (("a", None),)),
-            (None, b"4", ()),
+            (b"k", b"4", ()),
             (b"tombstone", None, ()),
         ],
         key=str,
@@ -185,8 +187,8 @@ def test_batches_return_a_list_for_each_message_or_results_for_the_whole() -> No
         return [None if message.value == b"1" else int(message.value or b"") for message in batch]
 
     @app.handler("lists", batch=10)
-    def lists(batch: list[penstock.Message]) -> list[list[Outgoing]]:
-        return [[Outgoing("pairs", message.value), Outgoing("pairs", b"again")] for message in batch]
+    def lists(batch: list[penstock.Message]) -> list[list[Outgoing] | Outgoing]:
+        return [*([Outgoing("pairs", b"1"), Outgoing("pairs", b"2")] for _ in batch[1:]), Outgoing("pairs", b"3")]
 
     @app.handler("whole", batch=10)
     def whole(batch: list[penstock.Message]) -> Outgoing:
@@ -198,6 +200,6 @@ def test_batches_return_a_list_for_each_message_or_results_for_the_whole() -> No
                 test.send(topic, str(number), key="k")
         test.settle()
         assert written(test) == [(b"k", b"0"), (b"k", b"2"), (b"k", b"3")]
-        assert len(written(test, "pairs")) == 8
+        assert len(written(test, "pairs")) == 7
         assert sum(int(value or b"0") for _, value in written(test, "sums")) == 6
         assert in_flight(test) == 0

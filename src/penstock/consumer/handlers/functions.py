@@ -40,20 +40,24 @@ def is_async_generator(function: Callable[..., object]) -> bool:
     return inspect.isasyncgenfunction(called_by(function))
 
 
+class Yielded(list[object]):
+    """The values of a generator function: several results, even if they are no `Outgoing`."""
+
+
 def collected(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that collects a generator function's values in a list; another function unchanged."""
+    """Return a function that returns a generator function's values as `Yielded`; another function unchanged."""
     if inspect.isgeneratorfunction(called_by(function)):
 
         @functools.wraps(function)
-        def call(*arguments: object) -> list[object]:
-            return list(function(*arguments))
+        def call(*arguments: object) -> Yielded:
+            return Yielded(function(*arguments))
 
         return call
     if is_async_generator(function):
 
         @functools.wraps(function)
-        async def await_all(*arguments: object) -> list[object]:
-            return [value async for value in function(*arguments)]
+        async def await_all(*arguments: object) -> Yielded:
+            return Yielded([value async for value in function(*arguments)])
 
         return await_all
     return function

@@ -8,8 +8,9 @@ import threading
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
+from penstock.consumer.handlers.functions import Yielded
 from penstock.consumer.handlers.serialization import RecordEncoder, describe
 from penstock.dead_letters.headers import HeaderList
 from penstock.errors import (
@@ -175,14 +176,15 @@ class ResultMaker:
         return Results(found) if found else None
 
     def _of_batch(self, returned: object, work: list[Message]) -> Results | None:
-        is_outgoing = _are_outgoing(returned)
-        if isinstance(returned, list) and len(returned) == len(work) and not is_outgoing:
+        # A list in it can only be the results of one message.
+        is_whole = _are_outgoing(returned) and not any(isinstance(value, list | tuple) for value in returned)
+        if isinstance(returned, list) and len(returned) == len(work) and not is_whole:
             each = [
                 () if value is None else self._several(value, message.key)
                 for value, message in zip(returned, work, strict=True)
             ]
             return Results(each=each) if any(each) else None
-        if self._to is not None and not is_outgoing:
+        if self._to is not None and not is_whole:
             raise ResultError(
                 f"handler {self._name} returned {_type_of(returned)} for {len(work)} messages; return a list with a "
                 "value for each of them, None for those without, or penstock.Outgoing"
@@ -194,7 +196,7 @@ class ResultMaker:
         """Return the messages of a value that was returned for one message, or for a batch as a whole."""
         if isinstance(returned, Outgoing):
             return [self._result(returned)]
-        if isinstance(returned, Iterator) or _are_outgoing(returned):
+        if isinstance(returned, Iterator | Yielded) or _are_outgoing(returned):
             values = cast("Iterable[object]", returned)
             return [self._result(self._addressed(value, key)) for value in values if value is not None]
         parts = returned if self._to is None and isinstance(returned, list | tuple) else (returned,)
@@ -275,7 +277,7 @@ def _is_pending(returned: object) -> bool:
     return inspect.isawaitable(returned) or inspect.isasyncgen(returned) or isinstance(returned, Future)
 
 
-def _are_outgoing(returned: object) -> bool:
+def _are_outgoing(returned: object) -> TypeGuard[Sequence[object]]:
     """Return whether a value is a list or tuple with an `Outgoing` in it."""
     return isinstance(returned, list | tuple) and any(isinstance(value, Outgoing) for value in returned)
 

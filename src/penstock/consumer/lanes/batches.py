@@ -21,7 +21,7 @@ from penstock.consumer.assignments import (
     Item,
     require_key,
 )
-from penstock.consumer.handlers.results import DeferredCompletion, ResultError, Results
+from penstock.consumer.handlers.results import DeferredCompletion, Results
 from penstock.consumer.handlers.route import Answer, Failed, RateLimited, Route, failure_of
 from penstock.consumer.lanes.parking import NotDue, Parking, key_of, place_of
 from penstock.consumer.lanes.slot import ExecutionSlot, Outcome, Unfinished, Work
@@ -225,13 +225,11 @@ class Batches:
     ) -> None:
         """Complete the finished messages. The others of each key wait from its first failure on.
 
-        A batch that failed as a whole stays together, unless all its messages are given up: its call was abandoned, or
-        its results are invalid.
+        A batch that failed as a whole stays together, unless all its messages are given up: its call was abandoned.
         """
         keys, failed, parking = [key_of(item) for item in items], _failures(outcome, items), self._parking
         is_whole = len(failed) == len(items) > 1 and all(error is outcome for error in failed.values())
-        is_given_up = isinstance(outcome, Failed) and (outcome.call or isinstance(outcome.error, ResultError))
-        if is_whole and isinstance(outcome, Failed) and not is_given_up:
+        if is_whole and isinstance(outcome, Failed) and outcome.call is None:
             if parked is None:
                 parked = parking.park(lane, keys, items)
                 parked.since = slot.started
