@@ -9,7 +9,7 @@ from enum import Enum
 from xxhash import xxh3_64_intdigest
 
 from penstock import options as check
-from penstock.errors import ConfigurationError, MessageFormatError
+from penstock.errors import ConfigurationError, MessageFormatError, raised
 from penstock.message import FetchedMessage, Message, Record, column
 from penstock.routing import lane_of
 
@@ -120,8 +120,8 @@ class Ordering:
             message._record = record  # noqa: SLF001 - see `FetchedMessage`
             try:
                 key: object = function(message)
-            except BaseException as error:  # noqa: BLE001 - an error of the user's code is the message's failure
-                found.append(_key_failure(error))
+            except:  # noqa: E722 - see `raised`; an error of the user's code is the message's failure
+                found.append(_key_failure(raised()))
                 continue
             # First, for speed: most functions return bytes or None.
             found.append(key if isinstance(key, bytes) or key is None else _as_key(key))
