@@ -328,10 +328,13 @@ class App(HandlerRegistry, SinkRegistry):
     def run(self) -> None:
         """Run until SIGTERM or SIGINT. The first drains, commits and leaves the group; the second leaves at once.
 
+        The third interrupts what still hangs, such as the end of a lifespan; during the start, the second does.
+
         Call it from the main thread: only that receives signals.
 
         Raises:
             PenstockError: the error that stopped the app, and the errors of `start`.
             StoppedError: fetched messages were not done in time, or a second signal did not wait for them.
+            KeyboardInterrupt: after the signal that interrupts.
         """
         run_until_signal(self.name, self.start)

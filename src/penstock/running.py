@@ -251,10 +251,12 @@ class RunningApp:
         return self._consumer
 
     def on_signal(self, number: int, _frame: FrameType | None) -> None:
-        """Stop with a drain at the first signal, at once at the second."""
+        """Stop with a drain at the first signal, at once at the second; the third interrupts what hangs in the stop."""
         if self._stop_requests.add(number, time.monotonic()):
             self._stop_requested.set()
             self._request_stop(now=self._stop_requests.count > 1)
+            if self._stop_requests.count > 2:  # noqa: PLR2004 - the third
+                raise KeyboardInterrupt
 
     def _request_stop(self, *, now: bool) -> None:
         for part in (self._consumer, self._sinks):
@@ -345,11 +347,17 @@ def run_until_signal(name: str, start: Callable[[], RunningApp]) -> None:
     """
     if threading.current_thread() is not threading.main_thread():
         raise ConfigurationError("App.run() hears signals, so it needs the main thread; use App.start() elsewhere")
-    # Before the start, which may take seconds: a signal during it must not end the process silently.
     early: list[int] = []
-    former = {
-        stop_signal: signal.signal(stop_signal, lambda number, _: early.append(number)) for stop_signal in _STOP_SIGNALS
-    }
+    requests = StopRequests()
+
+    def on_early_signal(number: int, _frame: FrameType | None) -> None:
+        if requests.add(number, time.monotonic()):
+            early.append(number)
+            if requests.count > 1:  # a lifespan may hang
+                raise KeyboardInterrupt
+
+    # Before the start, which may take seconds: a signal during it must not end the process silently.
+    former = {number: signal.signal(number, on_early_signal) for number in _STOP_SIGNALS}
     try:
         running = start()
         try:

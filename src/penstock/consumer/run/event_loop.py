@@ -195,6 +195,8 @@ class TaskPool:
             ) from None
 
     def _call(self, function: Callable[[], object]) -> None:
+        finally:
+            hook.cancel()  # no effect if it is done; otherwise a signal has interrupted the wait
         try:
             self._loop.call_soon_threadsafe(function)
         except RuntimeError:  # the loop is closed, the consumer has ended
