@@ -223,6 +223,15 @@ def test_a_task_that_a_handler_cancels_before_it_ran_keeps_no_lane() -> None:
     assert len(set(handled)) == 40
 
 
+def test_a_handler_that_stops_the_event_loop_stops_the_consumer_with_an_error() -> None:
+    async def stops_the_loop(_message: Message) -> None:
+        asyncio.get_running_loop().stop()
+
+    consumer = consumer_of(fed(1, 1), {"t": handler(stops_the_loop)})
+    with pytest.raises(StoppedError, match="stopped by a handler"), consumer:
+        consumer.wait(60)
+
+
 def test_a_hook_of_the_end_does_not_wait_for_a_handler_that_keeps_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(event_loop, "_JOIN_S", 0.1)
     begun, go = threading.Event(), threading.Event()

@@ -93,6 +93,8 @@ class TaskPool:
         self._pump_scheduled = False
         self._yield_at = 0.0
         self._ended = False
+        # Whether the loop is stopped by this pool. Written by the thread that ends the pool.
+        self._closes = False
         # Whether handlers did not end after their cancellation. Used by the thread that ends the pool.
         self._stuck = False
         self._name = name
@@ -193,10 +195,10 @@ class TaskPool:
                 f"a lifespan of {self._name} did not end within {_JOIN_S:g} s: a handler keeps the event loop; make "
                 "handlers wait with `await`"
             ) from None
-
-    def _call(self, function: Callable[[], object]) -> None:
         finally:
             hook.cancel()  # no effect if it is done; otherwise a signal has interrupted the wait
+
+    def _call(self, function: Callable[[], object]) -> None:
         try:
             self._loop.call_soon_threadsafe(function)
         except RuntimeError:  # the loop is closed, the consumer has ended
@@ -209,11 +211,13 @@ class TaskPool:
         self._beat()
         try:
             self._loop.run_forever()
+            if not self._closes:
+                raise StoppedError(f"the event loop of {self._name} was stopped by a handler; remove its loop.stop()")
         except:  # noqa: E722 - see `raised`; a defect must stop the consumer, not one thread in silence
             self._processor.fail(raised())
         finally:
             try:
-                # Tasks that outlived their cancellation; or all tasks, if an error has ended the loop.
+                # Handlers that outlived their cancellation, and the tasks that handlers have started.
                 self._loop.run_until_complete(self._end(_CANCEL_BUDGET_S))
                 self._loop.run_until_complete(self._loop.shutdown_asyncgens())
             finally:
@@ -221,12 +225,13 @@ class TaskPool:
                 self._loop.close()
 
     async def _end(self, budget_s: float | None = None) -> None:
-        """Start no more tasks, cancel the running handlers and wait for them."""
+        """Start no more tasks, cancel the running handlers and wait for them; with a budget, all tasks of the loop."""
         self._ended = True
-        for task in (*self._tasks, *self._abandoned):
+        tasks = set(self._tasks) if budget_s is None else {*asyncio.all_tasks()} - {asyncio.current_task()}
+        for task in tasks | self._abandoned:
             task.cancel()
-        if self._tasks:
-            await asyncio.wait(set(self._tasks), timeout=budget_s)
+        if tasks := tasks - self._abandoned:
+            await asyncio.wait(tasks, timeout=budget_s)
 
     def _beat(self) -> None:
         self.alive_at = time.monotonic()
@@ -363,5 +368,6 @@ class TaskPool:
         if self.thread.ident is None:
             self._loop.close()
         elif self.thread.is_alive():
+            self._closes = True
             self._call(self._loop.stop)
             self.thread.join(_JOIN_STUCK_S if self._stuck else _JOIN_S)
