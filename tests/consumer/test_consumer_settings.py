@@ -14,13 +14,7 @@ from penstock.app import App
 from penstock.clients import groups as group_protocol
 from penstock.consumer import ConsumerSettings, DeadLetterLimit, Handler, LitePushConsumer, handler, retry
 from penstock.devbroker import DevBroker
-from penstock.errors import (
-    BrokerConnectionError,
-    ConfigurationError,
-    RetryLater,
-    StoppedError,
-    TopicNotFoundError,
-)
+from penstock.errors import BrokerConnectionError, ConfigurationError, RetryLater, StoppedError
 from penstock.message import Message
 from penstock.options import MEMBERS_VARIABLE, PROCESS_VARIABLE
 from penstock.testing import TestBroker
@@ -236,14 +230,6 @@ def test_a_key_the_client_does_not_know_is_named(broker: DevBroker, new_topic: C
     app.handler(new_topic())(nothing)
 
     with pytest.raises(ConfigurationError, match=r"no\.such\.key"):
-        app.start()
-
-
-def test_a_topic_that_does_not_exist_is_named(broker: DevBroker, new_name: Callable[..., str]) -> None:
-    app = App(new_name("app"), bootstrap_servers=broker.bootstrap_servers)
-    app.handler("nobody-made-this")(nothing)
-
-    with pytest.raises(TopicNotFoundError, match="nobody-made-this; create it first"):
         app.start()
 
 

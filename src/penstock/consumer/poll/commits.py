@@ -144,10 +144,12 @@ class ConsumerCommits(Commits):
         group's offsets are requested instead, a request with a time limit. The coordinator answers it after the commit,
         because both use one connection. In any case the commit reaches the group before the revocation does: the
         client sends in order.
+
+        A client that closes fetches no offsets (librdkafka 2.16). It waits for the answer to the commit itself.
         """
         sent = self._commit(client, assignments, self._clock.monotonic())
         try:
-            if sent:
+            if sent and not self._engine.stop_request.leaves_now:
                 places = [TopicPartition(assignment.topic, assignment.partition) for assignment in sent]
                 client.committed(places, wait_s)
         except KafkaException as error:
