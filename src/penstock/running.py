@@ -124,7 +124,8 @@ class RunningApp:
     def explain(self) -> list[Explanation]:
         """Return for every assigned partition which message holds its watermark, where it is, and since when.
 
-        While this member has no partition, there is one entry for each topic, with partition -1 and the reason.
+        While this member has no partition, there is one entry for each topic, with partition -1 and the reason; else
+        one for each topic of which nobody gets a partition, because it is absent or may not be read.
         """
         return [] if self._consumer is None else self._consumer.explain()
 

@@ -314,7 +314,8 @@ class LitePushConsumer:
     def explain(self) -> list[Explanation]:
         """Return, for every assigned partition, the message that holds its watermark, its state and its age.
 
-        While this member has no partition, it returns one explanation for each topic, with partition -1 and the reason.
+        While this member has no partition, it returns one explanation for each topic, with partition -1 and the
+        reason; else one for each topic of which nobody gets a partition, because it is absent or may not be read.
         """
         return self._loop.explain()
 

@@ -50,8 +50,8 @@ _HELD = "its tries are exhausted, and its handler holds it; remove the cause and
 class Explanation(PartitionStatistics):
     """One assigned partition at one moment.
 
-    The counts are those of its statistics. If this member has no partition, `partition` is -1 and `paused` is the
-    reason.
+    The counts are those of its statistics. If this member has no partition, or none of a topic that is absent or may
+    not be read, `partition` is -1 and `paused` is the reason.
 
     Attributes:
         handler: name of its handler.
@@ -62,8 +62,8 @@ class Explanation(PartitionStatistics):
             "dead letter" or "publishing" (on its way to another topic), "behind a call" (an earlier call of its key or
             lane has not returned). Or of the partition: "position not known yet" (the group has no offset, or it was
             not received, and no message came), "shut out" (the group refuses this member), "no partition" (the group
-            gives it none), "no topic" (no topic matches the pattern that stands for the topic, or a topic matches and
-            cannot be consumed).
+            gives it none), "no topic" (no topic matches the pattern that stands for the topic, or the topic cannot be
+            consumed).
         key: the common key of that message and those that wait for it; bytes for a key. Not part of `repr` or `str`.
         attempt: how often it was tried before.
         age: seconds in the handler, or of the call that it waits for, or since the first try of a parked message; for a
@@ -156,6 +156,13 @@ class Explainer:
             for topic, why in topics.failures.items()
         ]
         if assigned or is_leaving:
+            here = {assignment.topic for assignment in assigned}
+            # The group takes the partitions of such a topic away, so nothing else would name it.
+            found += [
+                _without_partition(topic, "", "no topic", why, why)
+                for topic, why in topics.unassignable.items()
+                if topic not in here
+            ]
             return found + self.of(assigned)
         refusal = self._refusals.of_group()
         state, why = ("shut out", refusal) if refusal else ("no partition", self.no_partition)

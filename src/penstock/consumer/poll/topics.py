@@ -169,6 +169,9 @@ class Topics:
         self._ids: dict[str, str] = {}
         self._troubles: Mapping[str, str] = {}
         self._absent: frozenset[str] = frozenset()
+        #: Topics of which no member gets partitions, because they are absent or unreadable, each with the reason.
+        #: Replaced as a whole: any thread may read it.
+        self.unassignable: Mapping[str, str] = {}
 
     def begin(self, cluster: Cluster) -> None:
         """Check topics and rights at the start, create absent output topics, and route the topics that match patterns.
@@ -326,8 +329,9 @@ class Topics:
     def _compare(self, found: TopicIds) -> list[str]:
         known, self._ids, self._absent = self._ids, {**self._ids, **found.ids}, found.absent
         troubles = {topic: f"brokers do not report the topic: {why}" for topic, why in found.failures.items()}
-        troubles |= dict.fromkeys(found.absent, "the topic does not exist")
-        self._troubles = troubles | {topic: self._refusals.of_topic(topic) for topic in found.unreadable}
+        unassignable = dict.fromkeys(found.absent, "the topic does not exist")
+        self.unassignable = unassignable | {topic: self._refusals.of_topic(topic) for topic in found.unreadable}
+        self._troubles = {**troubles, **self.unassignable}
         return [topic for topic, topic_id in found.ids.items() if known.get(topic, topic_id) != topic_id]
 
     def trouble(self, topic: str) -> str | None:
