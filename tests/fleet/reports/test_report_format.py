@@ -18,7 +18,7 @@ from penstock.consumer.poll.explain import Explanation
 from penstock.errors import ConfigurationError, MessageFormatError
 from penstock.fleet.page.problems import problems_of
 from penstock.fleet.reports.group_state import Group, GroupStates, Member
-from penstock.fleet.reports.report import MOST_BYTES, decode_report, encode_report, key_hash, read_key
+from penstock.fleet.reports.report import MOST_BYTES, decode_report, encode_report, key_hash, read_key, total_lag
 from penstock.fleet.wire import NewerRecordError
 from penstock.fleet_member import ReportSettings, Sender, report_settings
 
@@ -92,6 +92,14 @@ def test_a_report_of_a_thousand_partitions_is_bounded_and_says_what_was_left_out
     assert (said.partition_count, said.lag) == (1_000, 12_000)
     shown = printed(Group("sms", [Member(said, 0.5, is_silent=False)]))
     assert f"{said.left_out['partitions']:.0f} partitions more" in "\n".join(shown)
+
+
+def test_the_lag_of_a_group_is_known_although_it_gives_a_member_no_partition() -> None:
+    some = report("sms", "one", partitions=[partition("orders", 1)])
+    states = ("no partition", "shut out")
+    none, out = (report("sms", it, partitions=[partition("orders", -1, state=it, lag=None)]) for it in states)
+
+    assert [total_lag(given) for given in ([some, none], [none], [some, out])] == [12, None, None]
 
 
 @pytest.mark.parametrize("count", [0, 30])

@@ -147,8 +147,9 @@ class Explainer:
         if not self.no_partition:
             return []
         topics, assigned = self._topics, self._engine.assignments.all()
+        why = f"no topic matches this pattern yet; {topics.when()}"
         found = [
-            _without_partition(pattern, handler.name, "no topic", f"no topic matches this pattern yet; {topics.when()}")
+            _without_partition(pattern, handler.name, "no topic", why, lag=0)
             for pattern, handler in topics.without_topic().items()
         ]
         found += [
@@ -305,5 +306,7 @@ def _behind_calls(
                 yield place, _behind(whose, route.handler.name, slot.name, now - since)
 
 
-def _without_partition(topic: str, handler: str, state: str, why: str, trouble: str | None = None) -> Explanation:
-    return Explanation(*(topic, -1, -1, -1, 0, 0, 0, None, why), handler=handler, state=state, trouble=trouble)
+def _without_partition(
+    topic: str, handler: str, state: str, why: str, trouble: str | None = None, *, lag: int | None = None
+) -> Explanation:
+    return Explanation(*(topic, -1, -1, -1, 0, 0, 0, lag, why), handler=handler, state=state, trouble=trouble)

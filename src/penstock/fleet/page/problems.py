@@ -249,9 +249,10 @@ def _transactions(report: Report) -> Iterator[tuple[tuple[Any, ...], Problem]]:
         age, checks, group = part["age"] or 0.0, part["checks"], part["group"]
         if part["decided"] is not None or age < _UNDECIDED_S:
             continue
+        checked = ", and did not decide when it was checked" if checks else ""
         text = (
-            f"A transaction of {group} for {part['topics']} has no decision after {age_text(age)} and {checks} checks: "
-            "its producer neither committed nor rolled back, and did not decide when it was checked."
+            f"A transaction of {group} for {part['topics']} has no decision after {age_text(age)} and "
+            f"{counted(checks, 'check')}: its producer neither committed nor rolled back{checked}."
         )
         title, level = f"{group} leaves a transaction undecided", BAD if checks >= _CHECKS else WARN
         arguments = {"id": part["id"], "prefix": part["prefix"], "operator": report.operator}

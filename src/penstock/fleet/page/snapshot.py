@@ -109,8 +109,7 @@ def _sums(reports: Sequence[Report]) -> dict[str, Any]:
         **{name: sum(report.counts.get(name, 0) for report in reports) for name in _COUNTS},
         "partition_count": sum(report.partition_count for report in reports),
         "lag": total_lag(reports),
-        # A coordinator without an app publishes messages instead of handling them.
-        "rate": sum(report.rates.get("handled", report.rates.get("committed", 0.0)) for report in reports),
+        "rate": sum(report.rate for report in reports),
         "failed_rate": sum(report.rates.get("failed", 0.0) for report in reports),
         "commands": any(report.commands for report in reports),
     }

@@ -142,6 +142,16 @@ class Report:
             self.left_out.get("partitions", 0)
         )
 
+    @property
+    def is_spare(self) -> bool:
+        """Whether its group gives it no partition: then it has no lag."""
+        return self.partition_count == 0 and any(part["state"] == "no partition" for part in self.partitions)
+
+    @property
+    def rate(self) -> float:
+        """Messages/s that it handles, or publishes as a coordinator without an app."""
+        return self.rates.get("handled", self.rates.get("committed", 0.0))
+
 
 _FIELDS = fields_of(Report)
 
@@ -225,8 +235,8 @@ def decode_report(key: bytes | None, value: bytes) -> Report:
 
 
 def total_lag(reports: Iterable[Report]) -> int | None:
-    """Return the sum of the lags of members; None if there is no member or one lag is unknown."""
-    lags = [report.lag for report in reports]
+    """Return the sum of the lags of members that have some; None if there is no such member or one is unknown."""
+    lags = [report.lag for report in reports if not report.is_spare]
     return None if None in lags or not lags else sum(lag or 0 for lag in lags)
 
 
