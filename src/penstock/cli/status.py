@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from penstock.fleet.page.problems import Problem
     from penstock.fleet.reports.group_state import Group, Member
     from penstock.fleet.reports.reader import ReportReader
+    from penstock.fleet.reports.report import Report
 
 ReportTopic = Annotated[str, typer.Option("--report-topic", help="Topic of the reports.")]
 
@@ -74,7 +75,9 @@ def explain_members(cluster: Reading, topic: str, group: str) -> Result:
         for partition in member.report.partitions
     ]
     lines = [text for member in found.members for text in explained(member)]
-    facts = {"group": group, "partitions": rows}
+    shown = ("member", "state", "age_s", "is_silent", "partition_count", "left_out")
+    members = [{name: row[name] for name in shown} for row in map(_member_row, found.members)]
+    facts = {"group": group, "members": members, "partitions": rows}
     return Result(facts=facts, lines=lines, code=int(any(member.is_missed for member in found.members)))
 
 
@@ -126,11 +129,15 @@ def _member_row(member: Member) -> dict[str, Any]:
         "state": _state(member),
         "partition_count": report.partition_count,
         "lag": report.lag,
-        "handled_per_second": round(report.rates.get("handled", 0.0), 1),
-        "failed_per_second": round(report.rates.get("failed", 0.0), 1),
+        "handled_per_second": _rate(report, "handled"),
+        "failed_per_second": _rate(report, "failed"),
         "in_flight": report.counts.get("in_flight"),
         "parked": report.counts.get("parked_keys"),
     }
+
+
+def _rate(report: Report, name: str) -> float | None:
+    return round(report.rates[name], 1) if name in report.rates else None
 
 
 def _partition(partition: Mapping[str, Any]) -> dict[str, Any]:
@@ -170,13 +177,12 @@ def group_lines(group: Group, problems: Sequence[Problem]) -> Iterator[str]:
 
     living = [member.report for member in group.members if not member.is_silent]
     silent = sum(member.is_missed for member in group.members)
-    handled = sum(report.rates.get("handled", 0.0) for report in living)
     lag = total_lag(living)
     yield (
         f"{group.name}: {counted(len(living), 'member')}"
         + (f" and {silent} silent" if silent else "")
         + f", {counted(sum(report.partition_count for report in living), 'partition')}, "
-        + f"{'lag unknown' if lag is None else f'lag {lag}'}, {handled:.0f} messages/s"
+        + f"{'lag unknown' if lag is None else f'lag {lag}'}, {sum(report.rate for report in living):.0f} messages/s"
     )
     for problem in problems[:_MOST_SHOWN]:
         yield f"  {problem.level:<5}{problem.title}: {problem.text}"
