@@ -59,7 +59,8 @@ class RestartPolicy:
         """Return the seconds before the n-th restart in a row, from 1; None: no more restarts."""
         if restart > self.max_restarts:
             return None
-        return min(self.most_wait_s, self.first_wait_s * 2.0 ** (restart - 1))
+        # Bounded, because `2.0 ** 1024` raises.
+        return min(self.most_wait_s, self.first_wait_s * 2.0 ** min(restart - 1, 64))
 
 
 @dataclass(slots=True)
