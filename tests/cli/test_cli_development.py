@@ -30,7 +30,7 @@ def test_what_starts_an_app_again_and_how_it_ends(monkeypatch: pytest.MonkeyPatc
     changes = ("shop.py", "penstock.toml", "notes.txt", ".git/hooks/a.py", "seen.pyc")
     added = watchfiles.Change.added
     assert [counts(added, str(tmp_path / name)) for name in changes] == [True, True, False, False, False]
-    assert given["target"] == f"{sys.executable} -m penstock run shop:app --http=127.0.0.1:1"
+    assert given["target"] == f"{sys.executable} -P -m penstock run shop:app --http=127.0.0.1:1"
     assert given["sigint_timeout"] > 25  # an app's own time to drain
 
 

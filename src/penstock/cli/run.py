@@ -127,9 +127,10 @@ def run_again_on_change(target: str, passed_on: Sequence[str] = (), folder: Path
             return path.endswith(_SUFFIXES) and super().__call__(change, path)  # type: ignore[arg-type] # as it is given
 
     typer.echo(f"penstock: {target} starts again when a file changes here; Ctrl-C stops it", err=True)
+    # -P: a file in the current folder must not shadow another module, as in `run_processes`.
     run_process(
         folder or Path.cwd(),
-        target=shlex.join([sys.executable, "-m", "penstock", "run", target, *passed_on]),
+        target=shlex.join([sys.executable, "-P", "-m", "penstock", "run", target, *passed_on]),
         target_type="command",
         watch_filter=CodeAndSettings(),
         callback=lambda changes: typer.echo(f"penstock: {len(changes)} changed, starting again", err=True),
