@@ -156,7 +156,7 @@ def test_a_message_is_committed_only_when_all_its_results_are_written() -> None:
         assert test.committed("in") in ({}, {0: 0})
         assert in_flight(test) == 1
         (why,) = test.explain()
-        assert "are being written to out" in str(why)
+        assert ": its output is being written to out" in str(why)
         test.advance(6)
         assert test.committed("in") == {0: 1}
 

@@ -37,7 +37,7 @@ def told(*partitions: dict[str, Any], **more: Any) -> list[Problem]:
         ("warn", "for 20.0 s, and its completion has not come.", {"state": "put off", "age": 20.0}),
         ("warn", "It waits for a:1@3.", {"state": "behind its key", "detail": "it waits for a:1@3"}),
         ("note", "Offset 17, held by rate 5/s (charge).", {"state": "held by rate", "rate": 5.0}),
-        ("warn", "No broker takes it.", {"state": "publishing", "detail": "no broker takes it"}),
+        ("warn", "No broker takes it.", {"state": "publishing", "detail": "no broker takes it", "age": 3.0}),
         ("note", "Paused: byte limit.", {"state": "queued", "paused": "byte limit"}),
         ("warn", "Paused: by the app since noon.", {"state": "queued", "paused": "by the app since noon"}),
         ("bad", "The topic does not exist.", {"state": "queued", "trouble": "the topic does not exist"}),
@@ -50,7 +50,7 @@ def test_a_cause_is_a_sentence(level: str, sentence: str, extra: dict[str, Any])
     assert sentence in problem.text
 
 
-@pytest.mark.parametrize("extra", [{"state": "queued"}, PARKED, PARKED | {"due_in": 0.0}, IN_HANDLER | {"age": 0.2}])
+@pytest.mark.parametrize("extra", [{"state": "publishing"}, PARKED | {"due_in": 0.0}, IN_HANDLER | {"age": 0.2}])
 def test_what_moves_is_no_problem(extra: dict[str, Any]) -> None:
     assert told(partition("orders", 3, **HELD, **extra)) == []
 

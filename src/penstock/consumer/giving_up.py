@@ -28,7 +28,7 @@ _WHY_NOT = {
     "in handler": "it is still in its handler, although that was interrupted; ask again: a call that does not return "
     "is given up after some seconds",
     "put off": "its handler has put its completion off; ask again when the completion has come or failed",
-    "publishing": "its handler is done with it, and the results are being published",
+    "publishing": "its handler is done with it, and its results or its dead letter are being written",
     "queued": "it waits for a worker, and has not been tried yet",
     "held by rate": "it waits for the rate of its handler; raise the rate by change_handler(topic, rate=...)",
     "dead letter": "it is already being written to another topic",

@@ -213,7 +213,8 @@ class DeadLetterPublisher:
     fail: Callable[[BaseException], None]
     #: Adds a trace to headers. Set before the start if telemetry is on.
     trace: Trace | None = field(default=None, init=False)
-    #: The state of each message under way, in words. Any thread, because operations of a `dict` are atomic.
+    #: The last refusal of each message that is not written yet, in words. Any thread, because operations of a `dict`
+    #: are atomic.
     states: dict[tuple[Assignment, int], str] = field(default_factory=dict, init=False)
     #: Number of dead letters written.
     dead_letters: int = field(default=0, init=False)
@@ -239,7 +240,6 @@ class DeadLetterPublisher:
         topic, headers = self._addressed(message)
         if self.trace is not None:
             headers = self.trace(topic, headers)
-        self.states[message.place] = f"it is being written to {topic}"
         result = Result(topic, message.record.value(), message.record.key(), headers, -1)
         self.outbox.submit((message.item,), (result,), partial(self._ended, message))
 

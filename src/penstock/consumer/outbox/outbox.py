@@ -191,10 +191,10 @@ class Outbox(ABC):
         return any(item[0].assignment in assignments for submission in self.submissions() for item in submission.items)
 
     def state_of(self, assignment: Assignment, offset: int) -> str | None:
-        """Return where the results of a message are, in words; None if none are being sent. Any thread."""
+        """Return where the results or the dead letter of a message go, in words; None if nowhere. Any thread."""
         for submission in self.submissions():
             if any(item[0].assignment is assignment and item[2].offset() == offset for item in submission.items):
-                return f"its results are being written to {', '.join(sorted(set(submission.topics)))}"
+                return f"its output is being written to {', '.join(sorted(set(submission.topics)))}"
         return None
 
     def expedite(self) -> None:  # noqa: B027 - a hook

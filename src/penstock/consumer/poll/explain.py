@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -59,15 +59,16 @@ class Explanation(PartitionStatistics):
         blocking_offset: the offset that holds the watermark, or None if nothing is in flight.
         state: the state of that message: "idle", "in handler", "parked", "queued", "behind its key", "held by rate",
             "put off" (its deferred completion is open), "held" (its tries are exhausted, and `on_failure="hold"`),
-            "dead letter" or "publishing" (on its way to another topic), "behind a call" (an earlier call of its key or
-            lane has not returned). Or of the partition: "position not known yet" (the group has no offset, or it was
-            not received, and no message came), "shut out" (the group refuses this member), "no partition" (the group
-            gives it none), "no topic" (no topic matches the pattern that stands for the topic, or the topic cannot be
-            consumed).
+            "publishing" (its results or its dead letter are being written), "dead letter" (a topic refused it), "behind
+            a call" (an earlier call of its key or lane has not returned). Or of the partition: "position not known yet"
+            (the group has no offset, or it was not received, and no message came), "shut out" (the group refuses this
+            member), "no partition" (the group gives it none), "no topic" (no topic matches the pattern that stands for
+            the topic, or the topic cannot be consumed).
         key: the common key of that message and those that wait for it; bytes for a key. Not part of `repr` or `str`.
         attempt: how often it was tried before.
         age: seconds in the handler, or of the call that it waits for, or since the first try of a parked message; for a
-            message of a retry topic without a try, since its retry time; else None.
+            message of a retry topic without a try, since its retry time; while its results or its dead letter are being
+            written, since `explain` first found that; else None.
         due_in: seconds until the next try of a parked message; None if no time is set.
         rate: messages/s of its handler, if the message waits for the rate.
         worker: name of the thread or task that handles it, or of the call that it waits for.
@@ -141,6 +142,8 @@ class Explainer:
         self._app_pauses = app_pauses
         #: Why this member may have no partition, in words. Empty before it is connected: nothing is explained then.
         self.no_partition = ""
+        # The blocking messages whose output is being written, and since when. Replaced as a whole.
+        self._publishing: Mapping[Place, float] = {}
 
     def explain(self, *, is_leaving: bool) -> list[Explanation]:
         """Explain each assigned partition, or each topic if this member has no partition."""
@@ -176,6 +179,7 @@ class Explainer:
         """Return an explanation of each assignment."""
         self._engine.complete_finished()
         slots, now = self._engine.slots(), self._engine.clock.monotonic()
+        publishing: dict[Place, float] = {}
         calls = {(fetch.assignment, record.offset()): slot for slot, fetch, record in under_way(slots)}
         heads = {(head[2][0].assignment, head[2][2].offset()): head for head in parked_heads(self._engine.scheduler)}
         found: dict[Place, dict[str, Any]] = {}
@@ -191,8 +195,12 @@ class Explainer:
                     **_blocking(place, calls.get(place), heads.get(place), now),
                 }
                 values |= self._on_its_way_out(place)
+                if values["state"] == "publishing":
+                    since = publishing[place] = self._publishing.get(place, now)
+                    values["age"] = now - since
             elif not assignment.known:
                 values["state"] = UNKNOWN
+        self._publishing = publishing
         queued = {place for place, values in found.items() if values.get("state") == "queued"}
         for place, behind in [*_behind_calls(slots, queued, now), *self._behind_keys(queued)]:
             found[place] |= behind

@@ -172,7 +172,7 @@ _CAUSES: Mapping[str, _Cause] = {
     "behind its key": _Cause("parked", "waits behind a parked key", "{detail}"),
     # The text has no offset, so the partitions of a topic share one problem.
     "dead letter": _Cause("dead letter", "cannot write a dead letter", "a message was given up: {detail}", BAD),
-    "publishing": _Cause("publishing", "waits for its results", "{detail}"),
+    "publishing": _Cause("publishing", "waits for its output", "{detail}", after_s=_SLOW_S),
     "held by rate": _Cause("rate", "is held by a rate", "{holder}", NOTE),
 }
 
@@ -180,13 +180,13 @@ _CAUSES: Mapping[str, _Cause] = {
 def _blocked(part: Mapping[str, Any]) -> tuple[str, str, str, str] | None:
     """Return kind, level, title and text of the reason why the blocking message waits, or None if it is no problem.
 
-    No problem are messages of a retry topic until some seconds after their retry time, and results being published.
+    No problem are messages of a retry topic until some seconds after their retry time.
     """
     cause, age, state = _CAUSES.get(part["state"]), part["age"] or 0.0, part["state"]
     if part["blocking_offset"] is None or cause is None or age < cause.after_s:
         return None
     is_late = part["due_in"] == 0 and age >= _SLOW_S
-    if (state == "parked" and not part["attempt"] and not is_late) or (state == "publishing" and not part["detail"]):
+    if state == "parked" and not part["attempt"] and not is_late:
         return None
     text = cause.text.format(holder=explanation(part).holder(), detail=part["detail"] or "it waits for another message")
     if cause.kind in {"handler", "held", "parked"} and part["in_flight"] > 1:
