@@ -103,8 +103,8 @@ class ArrowFrame:
         return session
 
     def toArrow(self) -> pa.Table:  # noqa: N802 - Spark's name
-        """All rows."""
-        return self.rows
+        """All rows, in small batches."""
+        return pa.Table.from_batches(self.rows.to_batches(3), self.rows.schema)
 
     def coalesce(self, _parts: int) -> ArrowFrame:
         """The same frame."""

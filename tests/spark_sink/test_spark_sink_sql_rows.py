@@ -158,8 +158,9 @@ def test_a_message_of_which_one_row_is_refused_is_left_out_whole_and_stored_once
 
     sink(batch, 0)
     stored = database.rows("SELECT id, price FROM prices ORDER BY id")
-    # What `penstock dlq replay` sends, corrected.
-    sink(frame(PRICES, [(0, 10, "b", 2), (0, 10, "c", 3), (0, 10, "e", 5), (0, 11, "g", 8)]), 1)
+    # A batch of Arrow that is applied already, and what `penstock dlq replay` sends, corrected.
+    again = [(0, 0, "a", 1), (0, 2, "d", 4), (0, 4, "f", 7)]
+    sink(frame(PRICES, [*again, (0, 10, "b", 2), (0, 10, "c", 3), (0, 10, "e", 5), (0, 11, "g", 8)]), 1)
 
     assert stored == [("a", 1), ("d", 4), ("f", 7)]
     assert {letter.offset for letter in letters.written} == {1, 3, 5}

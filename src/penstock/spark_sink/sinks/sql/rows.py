@@ -114,13 +114,15 @@ class StagingTask:
             left, seen = unapplied(rows, offset_spans(rows), self.ledger)
             report.offsets.add(seen)
             fresh = self._storable(left, report)
+            if not fresh.num_rows:  # drivers take no statement for no rows
+                continue
             # If rows are equal in everything else, the later row is the newer.
             pending.append(fresh.append_column(ROW, numbers(numbered, fresh.num_rows)).cast(self.schema))
             numbered += fresh.num_rows
             if sum(rows.num_rows for rows in pending) >= _PIECE_ROWS or sum(r.nbytes for r in pending) >= _PIECE_BYTES:
                 yield self._reduced(pending)
                 pending = []
-        if any(rows.num_rows for rows in pending):
+        if pending:
             yield self._reduced(pending)
 
     def _storable(self, rows: pa.Table, report: Report) -> pa.Table:
