@@ -112,7 +112,7 @@ class BatchWrite:
         entries = self.batch.entries_after(planned, offsets.spans)
         warn_left_out(self.batch.batch_id, self.batch.target, offsets)
         if settings.mode == "batch" and settings.key:
-            self._refuse_twins(connection, rows)
+            self._refuse_twins(connection, tables, rows)
         rejected = report.rejected
         if len(rejected) <= settings.most_rejects and exact:
             rejected = rejected + self._upsert_in_pieces(connection, tables, rows, rejected)
@@ -161,9 +161,9 @@ class BatchWrite:
                 rejected.append(Rejected(topic, partition, offset, str(error)))
         return rejected
 
-    def _refuse_twins(self, connection: sa.Connection, staged: sa.FromClause) -> None:
+    def _refuse_twins(self, connection: sa.Connection, tables: Tables, staged: sa.FromClause) -> None:
         """Raise `SinkError` for several rows of one key that have no order."""
-        keys = [staged.c[name] for name in self.settings.key]
+        keys = [tables.value(staged, name) for name in self.settings.key]
         twins = sa.select(sa.func.count()).select_from(staged).group_by(*keys).having(sa.func.count() > 1).limit(1)
         if connection.execute(twins).first():
             raise SinkError(

@@ -251,7 +251,7 @@ class Tables:
                 self._upsert(connection, staged)
             else:
                 names = _names(self.target)
-                rows = sa.select(*(self._value(staged, name) for name in names))
+                rows = sa.select(*(self.value(staged, name) for name in names))
                 connection.execute(sa.insert(self.target).from_select(names, rows))
         except sa.exc.SQLAlchemyError as error:
             if error_kind(database, error) is not ErrorKind.ROW:
@@ -298,18 +298,19 @@ class Tables:
 
     def _newest(self, staged: sa.FromClause) -> sa.Subquery:
         """Return the staged rows with their sums and their rank within the key, 1 for the newest."""
-        keys = [self._value(staged, name) for name in self.settings.key]
+        keys = [self.value(staged, name) for name in self.settings.key]
         order = [staged.c[name].desc() for name in ("offset", "partition", "topic", ROW)]
         values = [
             sa.func.sum(staged.c[name]).over(partition_by=keys).label(name)
             if name in self.settings.sum_columns
-            else self._value(staged, name).label(name)
+            else self.value(staged, name).label(name)
             for name in [*_names(self.target), *filter(None, [self.settings.delete])]
         ]
         rank = sa.func.row_number().over(partition_by=keys, order_by=order).label(_RANK)
         return sa.select(*values, rank).subquery()
 
-    def _value(self, staged: sa.FromClause, name: str) -> sa.ColumnElement[Any]:
+    def value(self, staged: sa.FromClause, name: str) -> sa.ColumnElement[Any]:
+        """Return a staged value as the table holds and compares it."""
         value: sa.ColumnElement[Any] = staged.c[name]
         read = self.conversions[name].read if name in self.conversions else None
         return value if read is None else read(value)

@@ -7,16 +7,23 @@ with more digits than SQLite's numbers keep are texts too. SQLite would store NU
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from functools import partial
 from typing import Any, ClassVar
 
 import pyarrow as pa
 import sqlalchemy as sa
 from sqlalchemy.dialects import sqlite
 
-from penstock.spark_sink.sinks.sql.databases.database import WIDER, Database, ErrorKind, Type
+from penstock.spark_sink.sinks.sql.databases.database import WIDER, Conversion, Database, ErrorKind, Held, Type
 
 #: Digits that SQLite's numbers keep, which are floats. Decimals with more digits are texts.
 _DIGITS = 15
+
+#: The columns of a table's unique indexes that compare texts by another collation, with its name.
+_COLLATIONS = """
+SELECT held.name, held.coll FROM pragma_index_list(:name) AS found, pragma_index_xinfo(found.name) AS held
+WHERE found."unique" AND held.key AND held.coll <> 'BINARY'
+"""
 
 
 class _Digits(sa.Text):
@@ -59,6 +66,13 @@ class Sqlite(Database):
     def column_type(self, kind: Type, _key_columns: int = 0) -> Type:
         """Return a text type for decimals with many digits."""
         return _Digits() if type(kind) is sa.Numeric and (kind.precision or 0) > _DIGITS else kind
+
+    def conversions(self, connection: sa.Connection, table: sa.Table, _held: Held) -> dict[str, Conversion]:
+        """Return conversions by which texts of the key are compared as the table does, such as without case."""
+        found = [row for row in connection.execute(sa.text(_COLLATIONS), {"name": table.name}) if row[0] in table.c]
+        return {
+            name: Conversion("", partial(sa.collate, collation=by)) for name, by in found if table.c[name].primary_key
+        }
 
     def constraints(self, frame: pa.Schema, summed: Collection[str]) -> list[sa.CheckConstraint]:
         """Return checks that refuse whole sums which SQLite would turn into floats because they are too large."""
