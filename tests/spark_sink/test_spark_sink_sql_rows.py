@@ -53,12 +53,11 @@ def test_the_table_is_that_of_a_plain_loop_whatever_is_cut_repeated_reduced_and_
         names = [f"{'kK'[price % 2]}ey-{key}" for key, price, _ in messages]
         rows = [(key, n, names[n], price, gone) for n, (key, price, gone) in enumerate(messages)]
         columns = GONE if mode == "delete" else PRICES
-        width = 2 + len(columns)
         # Pieces of a few rows, so that what is reduced meets what comes later.
         with mock.patch.object(reducing, "_PIECE_ROWS", 6):
             for start, end in itertools.pairwise([0, *ends]):
                 # Each batch begins below where the one before it ended: that much is repeated.
-                sink(frame(columns, [row[:width] for row in rows[max(0, start - 3) : end]]), 0)
+                sink(frame(columns, [row[: 2 + len(columns)] for row in rows[max(0, start - 3) : end]]), 0)
         found = database.rows("SELECT lower(id), price FROM prices ORDER BY id, rowid")
 
     table, log, refused = dict[str, int](), list[tuple[str, int]](), []

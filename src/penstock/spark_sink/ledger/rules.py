@@ -182,7 +182,11 @@ class Batch:
             rule = self._accepted(part, ledger, batch)
             if span is not None:
                 self._refuse_late(part, held, batch, span)
-            if held is None or rule is Rule.RECREATED:
+            if held is None:
+                # A partition that was added to a topic belongs to the same topic as the others.
+                ids = {entry.topic_id for (topic, _), entry in ledger.items() if topic == part[0]}
+                changed[part] = replace(batch, topic_id=ids.pop() if len(ids) == 1 else None)
+            elif rule is Rule.RECREATED:
                 changed[part] = batch
             elif batch.end > held.end or (rule is Rule.NEXT and held.start is None):
                 changed[part] = replace(batch, topic_id=held.topic_id)
