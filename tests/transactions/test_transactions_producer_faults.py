@@ -68,6 +68,34 @@ def test_a_fatal_client_error_is_healed(bench: Bench, monkeypatch: pytest.Monkey
     assert [op.verdict for op in ops_of(bench)] == [Verdict.COMMIT] * 2
 
 
+@pytest.mark.parametrize("is_sent", [False, True])
+def test_an_interrupt_while_a_decision_is_sent_blocks_no_later_decision(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, is_sent: bool
+) -> None:
+    coordinator, producer = bench.coordinator(), bench.producer()
+    producer.send(bench.topic, value=b"warm")
+    store: Any = producer._core.store
+    sends = store._sends
+    try_post, fired = sends.try_post, list[int]()
+
+    def interrupted(*place: Any, **record: Any) -> Any:
+        if place[0].endswith(".op") and len(fired) < 3 and not sends.in_delivery_thread:
+            fired.append(try_post(*place, **record) if is_sent else 0)
+            raise KeyboardInterrupt
+        return try_post(*place, **record)
+
+    monkeypatch.setattr(sends, "try_post", interrupted)
+    for number in range(3):
+        with pytest.raises(KeyboardInterrupt), producer.transaction(bench.topic, key=b"k", value=b"%d" % number):
+            wait_until(lambda: not store._records.unanswered)
+    producer.transaction(bench.topic, key=b"k", value=b"after").__enter__().__exit__(None, None, None)
+
+    assert len(fired) == 3
+    assert producer.statistics().in_flight == 0
+    bench.settled(coordinator, committed=5)
+    assert sorted(value for _, value in bench.visible()) == [b"0", b"1", b"2", b"after", b"warm"]  # type: ignore[type-var] # none is a tombstone
+
+
 def test_a_transaction_whose_decision_is_lost_says_so_and_takes_no_room(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

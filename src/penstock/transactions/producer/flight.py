@@ -125,11 +125,11 @@ class Flight:
         core.start()
         for half in self.halves:
             core.store.require_target(half.topic, half.partition)
-        with core.lock:
-            core.add(self, may_wait=may_wait)
-            self._deadline = time.monotonic() + core.answer_timeout_s
-            self._phase = _STORING
         try:
+            with core.lock:
+                core.add(self, may_wait=may_wait)
+                self._deadline = time.monotonic() + core.answer_timeout_s
+                self._phase = _STORING
             if core.spans is not None:
                 self.halves = _traced(self.halves, core.spans)
             if self._wait == "published":
@@ -137,11 +137,15 @@ class Flight:
                 core.store.watch(self.transaction_id, self._on_settled)
             core.store.prepare(self.halves, self._halves_answered, self._ordering_key)
         except BaseException:
-            with core.lock:
-                core.remove(self)
-                self._phase = _ENDED
-            self._forget_watch()
+            self._end_early()
             raise
+
+    def _end_early(self) -> None:
+        """End after the owner was refused or interrupted. What the store answers later no longer counts."""
+        with self._core.lock:
+            self._core.remove(self)
+            self._phase = _ENDED
+        self._forget_watch()
 
     def _decide(self, state: TransactionState) -> None:
         """Store the decision. The owner is called back with the result it waits for, or with an error."""
@@ -160,10 +164,16 @@ class Flight:
         if core.spans is not None:
             half = self.halves[0]
             answered = core.spans.settling(half.topic, half.headers, state.name, answered)
-        with core.lock:
-            self._deadline = time.monotonic() + core.answer_timeout_s
-            self._phase = _DECIDING
-        core.store.decide(prepared, _TO_COMMIT if state is _COMMIT else _TO_ROLL_BACK, answered)
+        try:
+            with core.lock:
+                self._deadline = time.monotonic() + core.answer_timeout_s
+                self._phase = _DECIDING
+            core.store.decide(prepared, _TO_COMMIT if state is _COMMIT else _TO_ROLL_BACK, answered)
+        except BaseException:
+            # Without a block nobody is interrupted here, and the deadline calls the waiters back.
+            if self._has_block:
+                self._end_early()
+            raise
         if self._wait == "sent":
             self._call_back()
 
@@ -212,7 +222,7 @@ class Flight:
         if error is not None and not isinstance(error, TransactionRefusedError):
             error = self._lost(error)
         with core.lock:
-            is_late = self._phase is _GIVEN_UP
+            is_late = self._phase is not _DECIDING
             # Before the callbacks: the owner finds the transaction counted.
             core.remove(self, None if is_late or error is not None else self._state)
             if is_late:

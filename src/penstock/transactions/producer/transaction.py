@@ -99,13 +99,13 @@ class Transaction(Flight):
     def __enter__(self) -> Self:
         self._require_new()
         gate = self._gate()
-        self._take_off()
         try:
+            self._take_off()
             gate.acquire()
+            self._raise(None)
         except BaseException:
             self._abandon()
             raise
-        self._raise(None)
         return self
 
     def __exit__(

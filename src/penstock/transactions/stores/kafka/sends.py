@@ -40,8 +40,8 @@ class _DecisionQueue:
     """The decisions of one group for one half partition. The lock guards the fields, unless they say otherwise."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
-    waiting: deque[Waiting] = field(default_factory=deque)
-    in_flight: int = 0
+    waiting: list[Waiting] = field(default_factory=list)
+    in_flight: list[list[Waiting]] = field(default_factory=list)
     #: Whether it is in `_to_flush` for decisions of the delivery thread. Used by that thread only, without the lock.
     is_marked: bool = False
 
@@ -108,17 +108,21 @@ class RecordSends:
             queue = self._queues.setdefault(place, _DecisionQueue())
         if self._sends.in_delivery_thread:
             # Delivery reports come in groups, so their decisions are sent together. append() is atomic under the
-            # interpreter lock; _flush takes from the other end, under the queue's lock.
+            # interpreter lock; _flush takes from the front, under the queue's lock.
             queue.waiting.append((op, callback))
             if not queue.is_marked:
                 queue.is_marked = True
                 self._to_flush.append(queue)
             return
         with queue.lock:
-            queue.waiting.append((op, callback))
-            if queue.in_flight:
-                return
-            refused = self._flush(queue)
+            try:
+                queue.waiting.append((op, callback))
+                if queue.in_flight:
+                    return
+                refused = self._flush(queue)
+            except BaseException:
+                self._to_flush.append(queue)
+                raise
         self._refuse(*refused)
 
     @property
@@ -137,35 +141,45 @@ class RecordSends:
         self._pace.release()
 
     def _flush(self, queue: _DecisionQueue) -> tuple[list[Waiting], str]:
-        """Send waiting decisions up to the limit of records; return those that the client library refused, and why."""
-        while queue.waiting and queue.in_flight < _MAX_IN_FLIGHT:
-            batch = [queue.waiting.popleft() for _ in range(min(_MAX_DECISIONS, len(queue.waiting)))]
-            ops = [op for op, _ in batch]
+        """Send waiting decisions up to the limit of records; return those that the client library refused, and why.
+
+        The sending thread may be interrupted at each call. So a batch stays in `waiting` until it is sent, and no call
+        comes between its removal there and its entry in `in_flight`.
+        """
+        while queue.waiting and len(queue.in_flight) < _MAX_IN_FLIGHT:
+            batch = queue.waiting[:_MAX_DECISIONS]
+            count, refusal = len(batch), ""
             try:
                 report = partial(self._report, queue, batch)
+                ops = [op for op, _ in batch]
                 taken = self._sends.try_post(
                     self._op_topic, ops[0].half_partition, None, encode_ops(ops), report=report
                 )
             except StoppedError as error:
-                # One at a time: the delivery thread may append meanwhile.
-                while queue.waiting:
-                    batch.append(queue.waiting.popleft())
-                return batch, str(error)
+                batch, refusal = queue.waiting[:], str(error)
+                count = len(batch)
             except KafkaException as error:
-                # Later decisions are tried after the next reports.
-                self._to_flush.append(queue)
-                return batch, self._sends.why(self._op_topic, error.args[0])
-            if not taken:
-                queue.waiting.extendleft(reversed(batch))
+                refusal = self._sends.why(self._op_topic, error.args[0])
+            except BaseException:
+                # It may be sent all the same. The delivery thread sends it again, which harms nothing; only the second
+                # record is answered.
+                batch.clear()
+                raise
+            if not refusal and not taken:
                 # The delivery thread tries again after its next reports, or after 0.1 s.
                 self._to_flush.append(queue)
                 break
-            queue.in_flight += 1
+            del queue.waiting[:count]
+            if refusal:
+                # Later decisions are tried after the next reports.
+                self._to_flush.append(queue)
+                return batch, refusal
+            queue.in_flight += [batch]
         return [], ""
 
     def _report(self, queue: _DecisionQueue, batch: list[Waiting], error: KafkaError | None, message: Message) -> None:
         with queue.lock:
-            queue.in_flight -= 1
+            queue.in_flight = [sent for sent in queue.in_flight if sent is not batch]
         self._to_flush.append(queue)
         if error is not None:
             self._refuse(batch, self._sends.why(self._op_topic, error))
