@@ -7,9 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 from confluent_kafka import TopicPartition
-from transaction_tools import Bench, prepared
+from transaction_tools import Bench, prepared, unknown
 
 from penstock.clients.topics import TopicSpec, ensure_topics
+from penstock.transactions import TransactionState
 from penstock.transactions.stores.kafka.administration import KafkaAdministration
 from penstock.transactions.wire.ops import Verdict
 from waiting import wait_until
@@ -185,3 +186,15 @@ def test_an_operators_list_does_not_read_past_a_recreated_log(
 
     assert [one.topics for one in pending] == [(bench.topic,)]
     assert f"{topic}:0 was deleted and made again" in caplog.text
+
+
+def test_checks_leave_partitions_that_are_gone(bench: Bench) -> None:
+    coordinator = bench.coordinator(check_interval=0.2)
+    producer = bench.producer(check=lambda _: TransactionState.COMMIT)
+    bench.await_checkers(1)
+    made_anew(bench, "check")  # with fewer partitions
+
+    for number in range(8):
+        producer.send(bench.topic, value=b"%d" % number, execute=unknown)
+
+    bench.settled(coordinator, committed=8)

@@ -172,8 +172,8 @@ class CheckScheduler:
             if self._ration.is_due(f"uncheckable {pending.transaction_id}"):
                 _log.error(
                     "transaction %s of group %s, of %d bytes, cannot be asked about: the client library refused the "
-                    "check request: %s; raise or leave out the coordinator's message.max.bytes, or settle it by "
-                    "`penstock tx commit` or `rollback`",
+                    "check request: %s; if it is too large, raise or leave out the coordinator's message.max.bytes, or "
+                    "settle it by `penstock tx commit` or `rollback`",
                     pending.transaction_id,
                     group,
                     pending.size_bytes,

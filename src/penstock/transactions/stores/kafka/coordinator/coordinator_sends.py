@@ -47,16 +47,17 @@ class CoordinatorSends:
         """Send a check to the producer group of a half; return whether it is on its way.
 
         Each attempt goes to another partition, and so to another producer if there are several: the last producer may
-        hang in its check. Raises `KafkaException` if the client library refuses this record.
+        hang in its check, or the last partition be gone. Raises `KafkaException` if the client library refuses this
+        record.
         """
         half, number = pending.half, pending.check_count + 1
         headers = encode_check_request(CheckRequest(half, half_partition, pending.offset, number))
         to = self._topics.check_partition(half.transaction_id, pending.attempts)
         what = f"the check of transaction {half.transaction_id}"
+        pending.attempts += 1
         is_sent = self._send(self._topics.check, to, half.key, half.value, what, headers=headers)
         if is_sent:
             pending.requested = number
-            pending.attempts += 1
         return is_sent
 
     def decide(self, half_partition: int, pending: Pending, verdict: Verdict) -> None:
