@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 
 import pytest
+from confluent_kafka.admin import NewPartitions
 from transaction_tools import Bench
 
 from kafka_proxy import PRODUCE, KafkaProxy, What
@@ -56,6 +57,24 @@ def test_a_missing_discard_topic_stops_nobody(bench: Bench) -> None:
 
     assert coordinator.statistics().discarded == 0
     assert values(bench) == Counter(b"%d" % number for number in range(50))
+
+
+def test_a_topic_that_refused_takes_its_messages_of_half_partitions_that_were_added(
+    bench: Bench, new_topic: Callable[..., str]
+) -> None:
+    narrow, topics = new_topic(config={"max.message.bytes": "1000"}), bench.topics
+    added = [NewPartitions(log, 4) for log in (topics.half, topics.op, topics.done)]  # not to the discarded topic
+    for future in bench.admin.create_partitions(added).values():
+        future.result(30)
+    coordinator, producer = bench.coordinator(), bench.producer()
+    for number in range(12):
+        producer.send(narrow, key=b"%d" % number, value=bytes(2_000))
+    wait_until(lambda: coordinator.statistics().held == 12)
+
+    bench.alter(narrow, {"max.message.bytes": "100000"})
+
+    bench.settled(coordinator, committed=12)
+    assert len(bench.visible(narrow)) == 12
 
 
 @pytest.mark.thorough

@@ -69,7 +69,7 @@ class StoreTopics:
         op: the topic of decisions.
         done: the topic of completions.
         check: the topic of check requests to producer groups.
-        discarded: the topic of discarded messages.
+        discarded: the topic of discarded messages. It may have fewer partitions than half, op and done.
         audit: the topic of operators' decisions.
         status: the topic in which coordinators report their obstacles.
         coordinators: name of the consumer group in which coordinators share the half partitions.
@@ -79,6 +79,7 @@ class StoreTopics:
     prefix: str
     partitions: int = DEFAULT_PARTITIONS
     check_partitions: int = CHECK_PARTITIONS
+    discarded_partitions: int = 1
     half: str = field(init=False)
     op: str = field(init=False)
     done: str = field(init=False)
@@ -120,6 +121,10 @@ class StoreTopics:
     def half_partition(self, ordering_key: bytes) -> int:
         """Return the half partition of an ordering key: the same in every process, independent of Kafka's hash."""
         return xxh3_64_intdigest(ordering_key) % self.partitions
+
+    def trial_place(self, number: int) -> tuple[str, int]:
+        """Return the place whose position shows an open trial of a half partition. No other use moves that position."""
+        return self.discarded, number % self.discarded_partitions
 
     def check_partition(self, transaction_id: str, attempt: int) -> int:
         """Return the check partition of an attempt. Successive attempts use all partitions in turn.
@@ -174,4 +179,4 @@ def open_topics(
             f"{topics.half}, {topics.op} and {topics.done} must have the same number of partitions, but have "
             f"{counts[topics.half]}, {counts[topics.op]} and {counts[topics.done]}; use another prefix"
         )
-    return StoreTopics(prefix, log_counts.pop(), counts[topics.check])
+    return StoreTopics(prefix, log_counts.pop(), counts[topics.check], counts[topics.discarded])

@@ -178,7 +178,7 @@ class KafkaCoordinator(StoreCoordinator):
             if any(batch.moves for batch in batches.values()):
                 positions = log_positions(topics, batches, own_ids())
             else:  # a trial moves no positions; this one is never read, but has the broker refuse a zombie
-                positions = [TopicPartition(topics.discarded, number, 0) for number in batches]
+                positions = [TopicPartition(*topics.trial_place(number), 0) for number in batches]
             return Proof(topics.coordinators, membership.group_metadata(), positions)
 
         self._engine = Engine(

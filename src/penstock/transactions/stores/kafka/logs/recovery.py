@@ -135,25 +135,25 @@ class RecoveryReader:
 
     def _committed(self, partitions: list[int], step: Step, ended: set[str]) -> dict[Place, Committed]:
         """Return the position and the bounds of each log."""
-        # Trials move no positions except one of `discarded`. It shows an open trial, which the broker may have accepted
-        # before the group's generation changed, and which may still write to the done log.
-        topics = [*self._names.values(), self._topics.discarded]
-        places = [TopicPartition(topic, p) for p in partitions for topic in topics]
+        logs = [(topic, p) for p in partitions for topic in self._names.values()]
+        # This shows an open trial, which the broker may have accepted before the group's generation changed, and which
+        # may still write to the done log.
+        trials = {self._topics.trial_place(p) for p in partitions}
+        places = [TopicPartition(*place) for place in (*logs, *trials)]
         begun = time.monotonic()
         wait_until = begun + _PREDECESSOR_GRACE_S
         with self._reader() as reader:
             while True:
                 step(f"asking for positions of {self._topics.coordinators}, which a Kafka transaction may hold back")
                 answers = self._ask_committed(reader.consumer, places)
-                held = {place.partition for place in answers or places if place.error is not None or not answers}
-                if not held:
+                if answers and all(place.error is None for place in answers):
                     break
                 time.sleep(_POLL_S)
                 if time.monotonic() >= wait_until:
-                    self._end_predecessors(held, ended)
+                    self._end_predecessors(partitions, ended)
                     wait_until = time.monotonic() + _PREDECESSOR_GRACE_S
                     if wait_until - begun >= _OPEN_TRANSACTION_WARNING_AFTER_S:
-                        self._context.ration.warn("held", _HELD, self._topics.coordinators, sorted(held))
+                        self._context.ration.warn("held", _HELD, self._topics.coordinators, sorted(partitions))
             # Bounds after positions: an end that was read earlier may lie below a position.
             return {
                 (place.topic, place.partition): committed_at(
