@@ -28,7 +28,7 @@ def rows(heading: str) -> dict[str, list[str]]:
 
 
 def test_the_options_table_has_the_client_settings_that_penstock_sets() -> None:
-    table = rows("Set unless you do")
+    table = rows("Set by default")
 
     # Carried out by penstock: the client is not to choose a position by itself.
     assert table.pop("auto.offset.reset")[0] == '`"earliest"`'
@@ -51,7 +51,7 @@ def test_the_options_table_has_the_client_settings_that_penstock_sets() -> None:
 
 
 def test_the_options_table_has_the_client_settings_that_are_refused() -> None:
-    table = rows("Held by penstock")
+    table = rows("Refused keys")
 
     assert set(table) == set(_OWNED)
     for name in table:
