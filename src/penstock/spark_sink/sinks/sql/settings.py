@@ -57,8 +57,8 @@ class SqlSinkSettings:
         max_rejects: most refused rows of a batch; with more, the batch fails.
         staging: for a server, whether rows come from executors or through the driver. Use the driver behind a pooler
             that changes the session with each transaction, such as PgBouncer in transaction mode.
-        max_connections: most connections of executors at a time. More tasks may read and transform meanwhile, if there
-            are cores for them.
+        max_connections: most connections of executors at a time, and most tasks of the stage that writes. Raise it for
+            more tasks.
         evolve: whether missing columns are added to the table, NULL in existing rows; never columns of the key.
         tries: how often a batch is tried, over about 20 seconds by default, if the database is unreachable, loses the
             connection, or ends this transaction because of a deadlock or conflict.
