@@ -1,4 +1,4 @@
-"""The page of commands, `docs/commands.md`, from the command line itself."""
+"""Generates the page of commands, `docs/commands.md`, from the command line."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.cli.output import DEBUG_VARIABLE
 from penstock.settings.sources import PREFIX, PROFILE_VARIABLE
 
 _WORDS = {str: "text", int: "whole number", float: "number", Path: "path"}
-#: Variables that stand for an option where the command line says nothing.
+#: Environment variables that replace an option.
 _VARIABLES = {
     "--bootstrap-servers": f"{PREFIX}BOOTSTRAP_SERVERS",
     "--config-file": f"{PREFIX}CONFIG",
@@ -42,50 +42,52 @@ def _group(command: Any, name: str) -> Iterator[str]:
     yield _paragraphs(command.help)
     yield from _options(command)
     yield from _example(command)
-    for one in getattr(command, "commands", {}).values():
-        yield from _group(one, f"{name} {one.name}")
+    for subcommand in getattr(command, "commands", {}).values():
+        yield from _group(subcommand, f"{name} {subcommand.name}")
 
 
 def _options(command: Any) -> Iterator[str]:
-    shown = [one for one in command.params if one.name not in {"help", "install_completion", "show_completion"}]
+    shown = [
+        option for option in command.params if option.name not in {"help", "install_completion", "show_completion"}
+    ]
     if not shown:
         return
     yield "| option | default | value | environment | meaning |"
     yield "|---|---|---|---|---|"
-    for one in shown:
-        names = ", ".join(f"`{name}`" for name in [*one.opts, *one.secondary_opts])
-        if one.param_type_name == "argument":
-            names = f"`{_value(one)}`"
-        named = one.envvar or _VARIABLES.get(one.opts[0])
+    for option in shown:
+        names = ", ".join(f"`{name}`" for name in [*option.opts, *option.secondary_opts])
+        if option.param_type_name == "argument":
+            names = f"`{_value(option)}`"
+        named = option.envvar or _VARIABLES.get(option.opts[0])
         variable = f"`{named}`" if named else ""
-        cells = [names, _default(one), _kind(one), variable, _cell(one.help or "")]
+        cells = [names, _default(option), _kind(option), variable, _cell(option.help or "")]
         yield "".join(f"| {cell} " if cell else "| " for cell in cells) + "|"
     yield ""
 
 
-def _kind(one: Any) -> str:
-    if one.param_type_name == "argument":
-        return "argument, several" if one.nargs == -1 else "argument"
-    if getattr(one, "is_flag", False):
+def _kind(option: Any) -> str:
+    if option.param_type_name == "argument":
+        return "argument, several" if option.nargs == -1 else "argument"
+    if getattr(option, "is_flag", False):
         return "flag"
-    return f"`{_value(one)}`".replace("|", "\\|") + (", repeatable" if one.multiple else "")
+    return f"`{_value(option)}`".replace("|", "\\|") + (", repeatable" if option.multiple else "")
 
 
-def _value(one: Any) -> str:
-    kind = one.type_descriptor.annotation
-    if one.metavar:
-        return str(one.metavar)
+def _value(option: Any) -> str:
+    kind = option.type_descriptor.annotation
+    if option.metavar:
+        return str(option.metavar)
     if get_origin(kind) is Literal:
         return "|".join(get_args(kind))
-    if kind is float and "seconds" in (one.help or "").lower():
+    if kind is float and "seconds" in (option.help or "").lower():
         return "seconds"
     return _WORDS[(get_args(kind) or (kind,))[0]]
 
 
-def _default(one: Any) -> str:
-    if one.required:
+def _default(option: Any) -> str:
+    if option.required:
         return "required"
-    default = one.default() if callable(one.default) else one.default
+    default = option.default() if callable(option.default) else option.default
     if default is None or default is False or default in ((), []):
         return ""
     return f"`{getattr(default, 'value', default)}`"

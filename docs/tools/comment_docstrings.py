@@ -1,4 +1,4 @@
-"""An extension of griffe: the comment `#:` above a constant or a type is its docstring in the reference."""
+"""An extension of griffe: in the reference, a `#:` comment is the docstring of the constant or type below it."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import griffe
 
 
 class CommentDocstrings(griffe.Extension):
-    """Takes the lines that begin with `#:` right above an attribute."""
+    """Reads the lines that begin with `#:` directly above an attribute."""
 
     def on_attribute_instance(self, *, attr: griffe.Attribute, **_: Any) -> None:
-        """Give an attribute without a docstring that of its comment."""
+        """Make a docstring of the comment if the attribute has none."""
         if attr.docstring is not None or attr.lineno is None or not attr.filepath or isinstance(attr.filepath, list):
             return
         lines = attr.filepath.read_text().splitlines()[: attr.lineno - 1]
-        said: list[str] = []
+        comment: list[str] = []
         while lines and (line := lines.pop().strip()).startswith("#:"):
-            said.insert(0, line.removeprefix("#:").strip())
-        if said:
-            attr.docstring = griffe.Docstring("\n".join(said), parent=attr, lineno=attr.lineno)
+            comment.insert(0, line.removeprefix("#:").strip())
+        if comment:
+            attr.docstring = griffe.Docstring("\n".join(comment), parent=attr, lineno=attr.lineno)

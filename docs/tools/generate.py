@@ -1,4 +1,4 @@
-"""Write the pages and pictures that are made from the code: `make docs` runs it, and a test sees that they are current.
+"""Generates pages and pictures of docs/ from the code. `make docs` runs it, and a test checks that they are current.
 
 python docs/tools/generate.py
 """
@@ -24,7 +24,7 @@ def _completed(complete: Callable[[str], str], page: Path) -> str:
     return complete(page.read_text())
 
 
-#: What makes each page or picture, by where it stands.
+#: The function that returns the text of each page or picture, by its path.
 GENERATED: dict[Path, Callable[[], str]] = {
     DOCS / "commands.md": command_page,
     **{page: partial(_completed, with_tables, page) for page in (DOCS / "options.md", DOCS / "spark.md")},
@@ -32,12 +32,12 @@ GENERATED: dict[Path, Callable[[], str]] = {
     DOCS / "images" / "lanes.svg": lanes,
     DOCS / "images" / "transaction.svg": transaction,
     DOCS / "images" / "offset-map.svg": offset_map,
-    **{DOCS / "images" / f"{name}.svg": one.svg for name, one in TIMELINES.items()},
+    **{DOCS / "images" / f"{name}.svg": timeline.svg for name, timeline in TIMELINES.items()},
 }
 
 
 def main() -> None:
-    """Write what has changed."""
+    """Write the pages and pictures that changed."""
     for path, make in GENERATED.items():
         text = make()
         if not path.exists() or path.read_text() != text:

@@ -1,7 +1,7 @@
-"""The tables of options, in `docs/options.md` and `docs/spark.md`, from the code.
+"""Generates the tables of options in `docs/options.md` and `docs/spark.md`.
 
-Names, their order, defaults, environment variables and what may change while an app runs are the code's. A row's unit
-and meaning are the page's, where it has the row; a new option gets them from the docstring, to be written out there.
+Names, their order, defaults, environment variables and "live" come from the code. Unit and meaning of an existing row
+stay as they are on the page. The row of a new option gets them from the docstring; write them out on the page.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from penstock.settings.sources import OPTIONS, PREFIX, TYPE_NAMES
 from penstock.transactions.stores.file.store import FileStore
 from penstock.transactions.stores.sql.store import SqlStore
 
-#: Calls in which None stands for what there is.
+#: Calls in which None means unchanged.
 CHANGES = {"RunningApp.change", "RunningApp.change_handler"}
-#: What has a table, by its heading.
+#: The signature of each table, by its heading.
 SIGNATURES: Mapping[str, Callable[..., object]] = {
     "App": penstock.App,
     "ReportSettings": penstock.ReportSettings,
@@ -47,7 +47,7 @@ SIGNATURES: Mapping[str, Callable[..., object]] = {
     "IcebergSink": spark_sink.IcebergSink,
     "HandlerSink": spark_sink.HandlerSink,
 }
-#: What changes options of it while an app runs.
+#: The method that changes options of a table while an app runs.
 LIVE: Mapping[str, Callable[..., object]] = {
     "App": penstock.RunningApp.change,
     "App.handler": penstock.RunningApp.change_handler,
@@ -58,7 +58,7 @@ _SETTINGS = "Settings outside of the code"
 
 
 def with_tables(page: str) -> str:
-    """Return a page with each table of options as the code has it."""
+    """Return a page with its tables of options updated from the code."""
     for heading, signature in SIGNATURES.items():
         page = _replaced(page, f"# `{heading}`\n", partial(_options, heading, signature))
     return _replaced(page, f"# {_SETTINGS}\n", lambda _: _settings())
@@ -74,8 +74,9 @@ def _replaced(page: str, heading: str, make: Callable[[str], str]) -> str:
 
 
 def listed(heading: str) -> list[inspect.Parameter]:
-    """Return the options that a table has rows of."""
-    return [one for one in inspect.signature(SIGNATURES[heading]).parameters.values() if one.name != "self"]
+    """Return the options in a table."""
+    parameters = inspect.signature(SIGNATURES[heading]).parameters.values()
+    return [parameter for parameter in parameters if parameter.name != "self"]
 
 
 def changeable(heading: str) -> set[str]:
@@ -84,7 +85,7 @@ def changeable(heading: str) -> set[str]:
 
 
 def default_in_words(heading: str, parameter: inspect.Parameter) -> str | None:
-    """Return the word that stands for a default; None where its value is shown."""
+    """Return the word that is shown instead of a default; None if its value is shown."""
     if parameter.default is inspect.Parameter.empty:
         return "required"
     if repr(parameter.default) == "<factory>":
@@ -96,16 +97,17 @@ def default_in_words(heading: str, parameter: inspect.Parameter) -> str | None:
 
 def _options(heading: str, signature: Callable[..., object], table: str) -> str:
     columns, _, *lines = [_cells(line) for line in table.splitlines()]
-    written = {row[0].strip("`"): dict(zip(columns, row, strict=True)) for row in lines}
-    said = _docstring(signature)
+    existing = {row[0].strip("`"): dict(zip(columns, row, strict=True)) for row in lines}
+    meanings = _docstring(signature)
     changes = changeable(heading)
     rows = []
-    for one in listed(heading):
-        unit = next((unit for word, unit in _UNITS.items() if word in said.get(one.name, "")), "")
-        row = {"unit": unit, "meaning": said.get(one.name, "")} | written.get(one.name, {})
-        row |= {"option": f"`{one.name}`", "default": _default(heading, one)}
-        row["environment"] = f"`{PREFIX}{one.name.upper()}`" if one.name in OPTIONS else ""
-        row["live"] = "yes" if one.name in changes else "no"
+    for parameter in listed(heading):
+        name, meaning = parameter.name, meanings.get(parameter.name, "")
+        unit = next((unit for word, unit in _UNITS.items() if word in meaning), "")
+        row = {"unit": unit, "meaning": meaning} | existing.get(name, {})
+        row |= {"option": f"`{name}`", "default": _default(heading, parameter)}
+        row["environment"] = f"`{PREFIX}{name.upper()}`" if name in OPTIONS else ""
+        row["live"] = "yes" if name in changes else "no"
         rows.append([row[column] for column in columns])
     return _drawn([columns, *rows])
 
@@ -124,7 +126,7 @@ def _default(heading: str, parameter: inspect.Parameter) -> str:
 
 
 def _docstring(signature: Callable[..., object]) -> dict[str, str]:
-    """Return what the docstring says of each argument."""
+    """Return the description of each argument in the docstring."""
     text = inspect.getdoc(signature) or ""
     arguments = re.split(r"\n\n(?=\S)", text.partition("Args:\n")[2])[0]
     found = re.findall(r"^    (\w+): (.*(?:\n {5,}.*)*)", arguments, re.MULTILINE)

@@ -1,6 +1,6 @@
-"""The pages of `docs/reference`: below each heading that is a public name, its signature and first sentences.
+"""Generates the pages of `docs/reference`: signature and first sentences below each heading that is a public name.
 
-GitHub shows this text. On the site the whole docstring stands in its place: `site_hooks` puts it there.
+GitHub shows this text. On the site `site_hooks` replaces it with the whole docstring.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _WIDTH = 100
 
 
 def with_descriptions(page: str) -> str:
-    """Return a page of the reference with each name described as the code has it."""
+    """Return a page of the reference with the descriptions of its names updated from the code."""
     return DESCRIBED.sub(_described, page).rstrip() + "\n"
 
 
@@ -35,7 +35,7 @@ def _description(name: str) -> Iterator[str]:
     if found.is_alias:
         found = found.final_target
     if signature := _signature(found):
-        kept = re.sub("(?<!,) ", "\0", signature)  # lines are broken after commas alone
+        kept = re.sub("(?<!,) ", "\0", signature)  # lines break only after commas
         lines = textwrap.fill(kept, _WIDTH, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
         yield "```text\n" + lines.replace("\0", " ") + "\n```"
     yield _first_paragraph(found)

@@ -1,7 +1,7 @@
-"""What MkDocs calls while it builds the site: pages that stand elsewhere in the repository, and links to them.
+"""Hooks of MkDocs: add pages from outside of `docs`, and change links to them.
 
-The README is the site's first page, so that GitHub and the site have one. A page links to files by their places in the
-repository; what is no page of the site is a page made of it (a program of `examples`), or an error of the build.
+The README is the first page of GitHub and of the site. A page links to files by their paths in the repository. A link
+to a program of `examples` leads to a generated page; a link to another file without a page is an error of the build.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[2]
-#: Pages of the site by where they stand in the repository.
+#: Pages of the site, by their paths in the repository.
 PAGES = {
     "README.md": "index.md",
     "CONTRIBUTING.md": "contributing.md",
@@ -26,15 +26,15 @@ PAGES = {
     "benchmarks/NOTES.md": "measurements.md",
     "examples": "examples.md",
 }
-#: Files that are shown with their text, on one page of their folder.
+#: The page that shows the files of a folder; None: no page.
 _SHOWN = {"examples": "examples.md", "benchmarks": None, "deploy": "deployment.md"}
-#: A public name of the reference, as a heading, and the text that is made below it.
+#: A heading of the reference that is a public name, and the generated text below it.
 DESCRIBED = re.compile(r"^(##+) `(penstock[\w.]+)`\n(.*?)(?=^##|\Z)", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"(\]\()([^)\s]+)(\))")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages that stand outside of `docs`."""
+    """Add the pages from outside of `docs`."""
     for place, name in PAGES.items():
         path = ROOT / place
         text = path.read_text() if path.is_file() else examples()
@@ -43,7 +43,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Have links that leave `docs` lead to the pages that stand for what they name, and docstrings stand as a whole."""
+    """Change links that leave `docs`, and insert whole docstrings."""
     del config, files
     if page.file.src_uri.startswith("reference/"):
         markdown = DESCRIBED.sub(
@@ -55,14 +55,14 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def relinked(text: str, place: str, name: str) -> str:
-    """Return a page with its links as they are in the site.
+    """Return a page with the links of the site.
 
     Args:
         text: the page.
-        place: where it stands in the repository.
-        name: what it is in the site.
+        place: its path in the repository.
+        name: its path in the site.
     """
-    here = posixpath.dirname(name)
+    folder = posixpath.dirname(name)
 
     def of_site(match: re.Match[str]) -> str:
         link = match[2]
@@ -75,13 +75,13 @@ def relinked(text: str, place: str, name: str) -> str:
             return match[0]
         to, own_anchor = found
         anchor = anchor or own_anchor
-        return f"{match[1]}{posixpath.relpath(to, here or '.')}{'#' + anchor if anchor else ''}{match[3]}"
+        return f"{match[1]}{posixpath.relpath(to, folder or '.')}{'#' + anchor if anchor else ''}{match[3]}"
 
     return _LINK.sub(of_site, text)
 
 
 def page_of(target: str) -> tuple[str, str] | None:
-    """Return the page, and the anchor in it, that stands for a file of the repository; None where none does."""
+    """Return the page that shows a file of the repository, and the anchor in it; None if no page shows it."""
     if target in PAGES:
         return PAGES[target], ""
     if target.startswith("docs/"):
@@ -94,18 +94,18 @@ def page_of(target: str) -> tuple[str, str] | None:
 
 
 def examples() -> str:
-    """Return a page with every program of `examples`, by its first sentence, and its text."""
+    """Return a page with the first sentence and the text of every program of `examples`."""
     parts = [
         "# Examples\n",
-        "Programs of the folder `examples`. Each runs in the tests as it stands here. `feed.py` makes the topics",
-        "and messages of the others; `PENSTOCK_BOOTSTRAP_SERVERS` says where the brokers are (`penstock broker`",
+        "Programs of the folder `examples`. Each runs in the tests as it stands here. `feed.py` makes the topics and",
+        "messages of the others. Set `PENSTOCK_BOOTSTRAP_SERVERS` to the addresses of the brokers (`penstock broker`",
         "runs one).\n",
         "| program | what it shows |",
         "|---|---|",
     ]
     programs = sorted((ROOT / "examples").glob("*.py"))
     for path in programs:
-        said = (ast.get_docstring(ast.parse(path.read_text())) or "").split("\n")[0]
-        parts.append(f"| [{path.name}](#{re.sub(r'[^a-z0-9_]', '', path.name)}) | {said} |")
+        summary = (ast.get_docstring(ast.parse(path.read_text())) or "").split("\n")[0]
+        parts.append(f"| [{path.name}](#{re.sub(r'[^a-z0-9_]', '', path.name)}) | {summary} |")
     texts = [f"\n## {path.name}\n\n```python\n{path.read_text().rstrip()}\n```" for path in programs]
     return "\n".join([*parts, *texts])

@@ -1,4 +1,4 @@
-"""An extension of griffe: a function that takes `**options: Unpack[...]` is shown with the options, one by one."""
+"""An extension of griffe: shows each option of a function with `**options: Unpack[...]`."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ import griffe
 
 
 class UnpackedOptions(griffe.Extension):
-    """Takes names and defaults from the signature that `penstock.option_list` makes, types from the list."""
+    """Reads names and defaults from the signature that `penstock.option_list` makes, and types from the list."""
 
     def on_function(self, *, func: griffe.Function, **_: Any) -> None:
-        """Put the options in the place of the parameter that stands for them."""
+        """Replace the `**options` parameter with the options."""
         for parameter in list(func.parameters):
             kind = parameter.annotation
             if parameter.kind is not griffe.ParameterKind.var_keyword or not isinstance(kind, griffe.ExprSubscript):
                 continue
-            options = func.modules_collection[kind.slice.canonical_path]  # type: ignore[union-attr] # of an Unpack: a name
+            declared = func.modules_collection[kind.slice.canonical_path]  # type: ignore[union-attr] # of an Unpack: a name
             del func.parameters[parameter.name]
             shown: Any = locate(func.path)
-            for name, one in inspect.signature(shown).parameters.items():
-                if name in options.members:
+            for name, option in inspect.signature(shown).parameters.items():
+                if name in declared.members:
                     func.parameters[name] = griffe.Parameter(
                         name,
-                        annotation=options.members[name].annotation,
+                        annotation=declared.members[name].annotation,
                         kind=griffe.ParameterKind.keyword_only,
-                        default=str(one.default) if isinstance(one.default, Enum) else repr(one.default),
+                        default=str(option.default) if isinstance(option.default, Enum) else repr(option.default),
                     )

@@ -1,7 +1,7 @@
-"""What the pictures are drawn with: boxes, arrows and texts in the colours of a role, readable on light and on dark.
+"""Draws pictures: boxes, arrows and texts in the colours of a role, for light and dark mode.
 
-A picture follows the reader's own setting (`prefers-color-scheme`); each has a ground of its own, so that it reads on a
-page whose colours were chosen by hand, too. No font is named but those of the reader's system.
+A picture follows the reader's setting (`prefers-color-scheme`). It has its own background, so that it is readable on a
+page whose mode was chosen by hand, too. It uses only fonts of the reader's system.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from xml.sax.saxutils import escape
 
-#: Colours of each role: (ground, line, text), light and then dark.
+#: Colours of each role: (background, line, text), for light and for dark mode.
 _ROLES = {
     "plain": (("#ffffff", "#64748b", "#0f172a"), ("#1e293b", "#94a3b8", "#f1f5f9")),
     "done": (("#ccfbf1", "#0f766e", "#134e4a"), ("#134e4a", "#2dd4bf", "#ccfbf1")),
@@ -26,12 +26,12 @@ _MONO = "ui-monospace, SFMono-Regular, Menlo, 'DejaVu Sans Mono', monospace"
 
 
 class Canvas:
-    """A picture that grows by calls.
+    """A picture; each call adds to it.
 
     Args:
         width: in pixels.
         height: in pixels.
-        title: what it shows, for those who do not see it.
+        title: describes it for readers who cannot see it.
     """
 
     def __init__(self, width: int, height: int, title: str) -> None:
@@ -42,7 +42,7 @@ class Canvas:
     def box(
         self, x: float, y: float, width: float, height: float, text: str = "", *, role: str = "plain", note: str = ""
     ) -> None:
-        """Draw a box with lines of text in its middle; `note` is small, below them."""
+        """Draw a box with centred lines of text; `note` is small text below them."""
         self._parts.append(f'<rect class="b {role}" x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="6"/>')
         lines = [(line, "t", 17.0) for line in text.split("\n") if line]
         lines += [(line, "n", 14.0) for line in note.split("\n") if line]
@@ -55,7 +55,7 @@ class Canvas:
             )
 
     def text(self, x: float, y: float, text: str, *, kind: str = "t", anchor: str = "start", role: str = "") -> None:
-        """Write lines of text over what is drawn. Kinds: `h` a heading, `t` text, `n` small, `m` as code."""
+        """Write lines of text on top. Kinds: `h` heading, `t` text, `n` small text, `m` code."""
         for number, line in enumerate(text.split("\n")):
             self._parts.append(
                 f'<text class="{kind} o {role}" x="{x:g}" y="{y + number * 16:g}" text-anchor="{anchor}">'
@@ -63,7 +63,7 @@ class Canvas:
             )
 
     def inner(self, x: float, y: float, text: str, *, role: str) -> None:
-        """Write a small line into a box of this role, with its middle at `x`."""
+        """Write a small line into a box of this role, centred at `x`."""
         self._parts.append(f'<text class="n {role}" x="{x:g}" y="{y:g}" text-anchor="middle">{escape(text)}</text>')
 
     def arrow(self, *points: tuple[float, float], role: str = "plain", dashed: bool = False) -> None:

@@ -55,18 +55,18 @@ TIMELINES = {
             ("plain", "nothing was sent"),
             ("wait", "a check finds no order: ROLLBACK"),
             ("wait", "a check finds the order: COMMIT"),
-            ("done", "published; an open Kafka transaction is ended first"),
-            ("done", "seen once; done says so to whoever comes next"),
+            ("done", "published; first an open Kafka transaction is ended"),
+            ("done", "seen once; a successor reads that in the done log"),
         ],
     ),
     "exactly-once-results": Timeline(
         "One message whose handler returns a result, with exactly_once=True",
-        ["handler returns", "results and position are written", "!commit is asked for", "!committed"],
+        ["handler returns", "results and position are written", "!commit is requested", "!committed"],
         [
             ("plain", "nothing is seen; handled again"),
             ("plain", "nothing is seen; handled again"),
             ("wait", "aborted: nothing is seen; handled again"),
-            ("done", "all of it, or nothing: the group's offsets tell which"),
+            ("done", "all or nothing is seen; the group's offsets say which"),
             ("done", "seen once; not handled again"),
         ],
     ),
@@ -87,7 +87,7 @@ TIMELINES = {
         ],
     ),
     "the-group-keeps-its-member": Timeline(
-        "A handler that takes ten minutes, beside the poll thread",
+        "A handler that takes ten minutes, and the poll thread",
         ["handler begins", "!the poll thread polls on; the partition pauses", "the watchdog logs the stack", "!done"],
         [
             ("plain", "fetched by a successor"),

@@ -1,4 +1,4 @@
-"""Lanes: from partitions by the key's hash to ordered queues, which free workers take; one key is parked."""
+"""Lanes: the hash of a key selects an ordered queue, and free workers take queues; one key is parked."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pictures.canvas import Canvas
 
 def lanes() -> str:
     """Return the picture."""
-    canvas = Canvas(960, 420, "Messages of two partitions go by the hash of their key to lanes, and lanes to workers")
+    canvas = Canvas(960, 420, "The hash of a message's key selects its lane; workers take lanes")
     for x, head in ((40, "Kafka"), (258, "poll thread"), (440, "lanes"), (770, "workers")):
         canvas.text(x, 36, head, kind="h")
     canvas.text(40, 54, "partitions, in offset order", kind="n")
-    canvas.text(258, 54, "the only one that polls", kind="n")
+    canvas.text(258, 54, "only this thread polls", kind="n")
     canvas.text(440, 54, "queues: keys with one hash, in order", kind="n")
     canvas.text(770, 54, "oldest head first", kind="n")
     _partition(canvas, 92, "orders:0", "ABAC")
@@ -20,9 +20,9 @@ def lanes() -> str:
     canvas.arrow((206, 122), (256, 160))
     canvas.arrow((206, 262), (256, 236))
     rows = [
-        ("AAC", "work", "lane 17", "A and C share it; in hand"),
+        ("AAC", "work", "lane 17", "A and C share it; worker 1 holds it"),
         ("BB", "wait", "lane 203", "B is parked: its head failed"),
-        ("DD", "work", "lane 511", "in hand"),
+        ("DD", "work", "lane 511", "worker 2 holds it"),
         ("E", "plain", "lane 640", "ready"),
     ]
     for number, (keys, role, name, note) in enumerate(rows):

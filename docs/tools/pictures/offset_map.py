@@ -7,12 +7,12 @@ from pictures.canvas import Canvas
 #: What stands at the offsets from 100 on: done, in a handler, parked, a marker of a transaction, or waiting.
 _LOG = "dddpddmddwdd.."
 _ROLES = {"d": "done", "p": "wait", "w": "work", "m": "hint", ".": "plain"}
-_NAMES = {"d": "done", "p": "parked", "w": "in hand", "m": "marker", ".": "new"}
+_NAMES = {"d": "done", "p": "parked", "w": "running", "m": "marker", ".": "new"}
 
 
 def offset_map() -> str:
     """Return the picture."""
-    canvas = Canvas(960, 430, "What is committed: the lowest offset not done, and a map of what is done above it")
+    canvas = Canvas(960, 430, "A commit: the lowest offset that is not done, and a map of done offsets above it")
     canvas.text(40, 36, "orders:0, before a crash", kind="h")
     _row(canvas, 70, _LOG)
     watermark = 40 + 3 * 63
@@ -25,9 +25,9 @@ def offset_map() -> str:
     canvas.text(130, 238, "offset = 103", kind="m")
     what = "metadata = version, ranges or bitmap, checksum over group, topic, partition and offset"
     canvas.text(270, 238, what, kind="m")
-    bound = "4,095 characters at most: near that, nothing new is taken from above until the watermark moves"
+    bound = "4,095 characters at most: near that, no message above begins until the watermark moves"
     canvas.text(130, 261, bound, kind="n")
-    canvas.text(40, 312, "after a restart: only what was not done is handled", kind="h")
+    canvas.text(40, 312, "after a restart: only messages that were not done are handled", kind="h")
     _row(canvas, 330, "xxxaxxmxxaxxaa")
     ignored = "A map that is foreign, cut or of another offset is ignored: then all from 103 on is handled again."
     canvas.text(40, 412, ignored, kind="n")

@@ -1,4 +1,4 @@
-"""Timelines of the guarantees: what happens in order, and below each gap what a crash there leaves behind."""
+"""Timelines of the guarantees: the steps in order, and below each gap the result of a crash there."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _WIDTH, _EDGE, _LINE = 960, 70, 118
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """A guarantee's way through time.
+    """The timeline of a guarantee.
 
     Args:
-        title: what happens on it.
-        steps: what happens, in order; one that begins with `!` is what makes it safe.
-        crashes: what is seen after a crash before each step and after the last: a role and a text.
+        title: its heading.
+        steps: the steps in order. The guarantee rests on those that begin with `!`.
+        crashes: the result of a crash before each step and after the last one: a role and a text.
     """
 
     title: str
@@ -38,14 +38,14 @@ class Timeline:
         for number, step in enumerate(self.steps):
             x = _EDGE + gap * (number + 0.5)
             canvas.dot(x, _LINE, role="done" if step.startswith("!") else "work")
-            said = textwrap.wrap(step.lstrip("!"), width=int(gap / 6.8))
-            for place, line in enumerate(said):
-                canvas.text(x, _LINE - 18 - 16 * (len(said) - 1 - place), line, anchor="middle")
-        for number, ((role, _), said) in enumerate(zip(self.crashes, lines, strict=True)):
+            label = textwrap.wrap(step.lstrip("!"), width=int(gap / 6.8))
+            for place, line in enumerate(label):
+                canvas.text(x, _LINE - 18 - 16 * (len(label) - 1 - place), line, anchor="middle")
+        for number, ((role, _), result) in enumerate(zip(self.crashes, lines, strict=True)):
             x, mark = 20 + wide * (number + 0.5), _EDGE + gap * number
             canvas.text(mark, _LINE + 5, "\u2716", kind="h", anchor="middle", role="fail")
             canvas.line((mark, _LINE + 14), (mark, _LINE + 30), (x, _LINE + 30), (x, _LINE + 44), role=role)
-            canvas.box(x - wide / 2 + 5, _LINE + 44, wide - 10, 16 * len(said) + 24, role=role)
-            for place, line in enumerate(said):
+            canvas.box(x - wide / 2 + 5, _LINE + 44, wide - 10, 16 * len(result) + 24, role=role)
+            for place, line in enumerate(result):
                 canvas.inner(x, _LINE + 67 + 16 * place, line, role=role)
         return canvas.svg()

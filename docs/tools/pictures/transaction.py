@@ -1,4 +1,4 @@
-"""The way of a transaction: half, local transaction, decision, publication; and the question when no decision comes."""
+"""The way of a transaction: half, local transaction, decision, publication; and the check if no decision comes."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def transaction() -> str:
     for name, x in _LINES.items():
         canvas.line((x, 70), (x, 596))
         canvas.box(x - 66, 24, 132, 46, name, role="work" if name == "producer" else "plain", note=_NOTES[name])
-    canvas.text(24, 100, "it goes well", kind="h")
-    _step(canvas, 126, "producer>store", "1  half: durable, and nobody sees it", "wait")
+    canvas.text(24, 100, "without a fault", kind="h")
+    _step(canvas, 126, "producer>store", "1  half: durable, invisible", "wait")
     _step(canvas, 168, "producer>database", "2  local transaction", "work")
     _step(canvas, 210, "producer>store", "3  op: COMMIT (left the block) or ROLLBACK (raised)", "done")
     _step(canvas, 252, "store>coordinator", "4  reads half and op", "plain")
