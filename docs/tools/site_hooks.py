@@ -88,7 +88,8 @@ def page_of(target: str) -> tuple[str, str] | None:
         return target.removeprefix("docs/"), ""
     folder, _, file = target.partition("/")
     if folder in _SHOWN and file and _SHOWN[folder] is not None:
-        anchor = re.sub(r"[^a-z0-9_]", "", file.lower()) if folder == "examples" else ""
+        is_program = folder == "examples" and file.endswith(".py")
+        anchor = re.sub(r"[^a-z0-9_]", "", file.lower()) if is_program else ""
         return str(_SHOWN[folder]), anchor
     return None
 

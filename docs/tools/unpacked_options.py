@@ -23,10 +23,10 @@ class UnpackedOptions(griffe.Extension):
             del func.parameters[parameter.name]
             shown: Any = locate(func.path)
             for name, option in inspect.signature(shown).parameters.items():
-                if name in declared.members:
+                if name in declared.all_members:
                     func.parameters[name] = griffe.Parameter(
                         name,
-                        annotation=declared.members[name].annotation,
+                        annotation=declared.all_members[name].annotation,
                         kind=griffe.ParameterKind.keyword_only,
                         default=str(option.default) if isinstance(option.default, Enum) else repr(option.default),
                     )

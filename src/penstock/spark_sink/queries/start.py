@@ -160,7 +160,11 @@ def start_sink(
         bootstrap_servers: addresses of the brokers.
         config: client settings by librdkafka's names, as in `App`.
         name: name of the query in Spark's progress and web page.
-        trigger, checkpoint_location, starting_offsets, options, output_mode: as in `App.sink`.
+        trigger: as in `App.sink`.
+        checkpoint_location: as in `App.sink`.
+        starting_offsets: as in `App.sink`.
+        options: as in `App.sink`.
+        output_mode: as in `App.sink`.
 
     Returns:
         The running query; `stop()` and `awaitTermination()` are Spark's.
