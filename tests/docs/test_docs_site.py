@@ -89,7 +89,7 @@ def methods() -> list[str]:
         home = importlib.import_module(package)
         for name in set(home.__all__) - INNER:
             one = getattr(home, name)
-            if not inspect.isclass(one) or not one.__module__.startswith("penstock"):
+            if not inspect.isclass(one) or one.__name__ != name or not one.__module__.startswith("penstock"):
                 continue
             for method, function in inspect.getmembers(one, inspect.isfunction):
                 if not method.startswith("_") and function.__module__.startswith("penstock") and function.__doc__:

@@ -187,7 +187,7 @@ class BarrierCheck:
         return min(_SHORT_WRITE_S, half_s) if kind is Kind.SQLITE else half_s
 
 
-#: `BarrierCheck` under the name that goes with `barrier`.
+#: Another name of `BarrierCheck`, which fits to `barrier`.
 barrier_check = BarrierCheck
 
 
