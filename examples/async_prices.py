@@ -1,4 +1,4 @@
-"""Async handlers: a slow service is asked for many messages at once, for each key one at a time and in order.
+"""Async handlers: many calls of a slow service at once, one at a time and in order for each key.
 
 `python examples/feed.py baskets` writes messages (see there for the broker); then, in this folder:
 
@@ -40,7 +40,7 @@ app = penstock.App(
 
 @app.lifespan
 async def client() -> AsyncGenerator[None, None]:
-    """Open what the handlers share before the first message; close it after the last. On their event loop."""
+    """Open the client before the first message and close it after the last one, on the handlers' event loop."""
     print("the client is open", flush=True)
     yield
     print(f"the client is closed after {service.calls} calls, at most {service.most} at once", flush=True)
@@ -48,6 +48,6 @@ async def client() -> AsyncGenerator[None, None]:
 
 @app.handler("baskets")
 async def price(message: penstock.Message) -> None:
-    """Price one customer's baskets one after the other, those of up to twenty customers at once."""
+    """Price the baskets of one customer in turn, and those of up to twenty customers at once."""
     key, basket = (message.key or b"").decode(), (message.value or b"").decode()
     print(f"{key}: {basket} costs {await service.price(basket)}", flush=True)

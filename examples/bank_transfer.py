@@ -1,11 +1,11 @@
-"""Transfers between accounts: what readers see of an account is what happened to it, in the order in which it began.
+"""Transfers between accounts: readers see the transfers of an account in the order in which they began.
 
     python examples/bank_transfer.py [BOOTSTRAP_SERVERS]
 
 Without an address it starts an embedded Kafka. Each transfer is a transaction of two messages, one for each account:
 both become visible, or neither. With `order="half"` the transfers of an account are published in the order in which
-they began, though some are decided late: one by a check, one is refused by the bank and rolls back. So a reader who
-adds up what it sees never finds an account below zero; in the order of decisions it would.
+they began, though some are decided late: a check decides one, and the bank refuses one, which rolls back. So a reader
+that adds up the messages never finds an account below zero. In the order of decisions it would.
 """
 
 from __future__ import annotations
@@ -44,26 +44,26 @@ class Bank:
             yield connection
 
     def transfer(self, tx: Transaction, source: str, target: str, cents: int) -> None:
-        """The local transaction. An account that would go below zero breaks a rule of the database."""
+        """The local transaction. The database refuses an account below zero."""
         with self._connection() as connection:
             connection.execute("INSERT INTO transfers VALUES (?)", (tx.transaction_id,))
             connection.execute("UPDATE accounts SET cents = cents - ? WHERE name = ?", (cents, source))
             connection.execute("UPDATE accounts SET cents = cents + ? WHERE name = ?", (cents, target))
 
     def check(self, half: HalfMessage) -> TransactionState:
-        """The answer to "did this transfer happen?"."""
+        """Return whether this transfer happened."""
         with self._connection() as connection:
             found = connection.execute("SELECT 1 FROM transfers WHERE tx = ?", (half.transaction_id,)).fetchone()
         return TransactionState.COMMIT if found else TransactionState.ROLLBACK
 
     def balances(self) -> dict[str, int]:
-        """Return what each account holds."""
+        """Return the balance of each account."""
         with self._connection() as connection:
             return dict(connection.execute("SELECT name, cents FROM accounts"))
 
 
 class Transfers:
-    """Moves money, and tells of it in a topic."""
+    """Moves money and sends a message for each transfer."""
 
     def __init__(self, producer: TransactionalProducer, bank: Bank, topic: str) -> None:
         self._producer = producer
@@ -72,9 +72,9 @@ class Transfers:
 
     @contextlib.contextmanager
     def begun(self, source: str, target: str, cents: int) -> Iterator[Transaction]:
-        """Announce a transfer and carry it out; what the block does comes before the decision."""
-        # All transfers stand in one line: money that came in must be seen before it is spent. A bank with many
-        # customers would give each transfer the account that it takes from.
+        """Store a transfer's halves and carry it out; the block runs before the decision."""
+        # All transfers have one order: incoming money must be visible before it is spent. A bank with many customers
+        # would order transfers by the account that pays.
         taken, given = Outgoing(self._topic, str(-cents), source), Outgoing(self._topic, str(cents), target)
         with self._producer.transaction_of([taken, given], ordering_key="accounts") as tx:
             self._bank.transfer(tx, source, target, cents)
@@ -82,7 +82,7 @@ class Transfers:
 
 
 def move_money(transfers: Transfers) -> None:
-    """Carry out four transfers that end in another order than they began."""
+    """Carry out four transfers that do not end in the order in which they began."""
     began, spent = threading.Event(), threading.Event()
 
     def slow() -> None:
@@ -94,7 +94,7 @@ def move_money(transfers: Transfers) -> None:
     thread.start()
     began.wait()
     with transfers.begun("ann", "bob", 4_000) as tx:
-        tx.unknown()  # as if the process had died here: a check finds out
+        tx.unknown()  # as if the process had died here: a check decides
     with contextlib.suppress(sqlite3.IntegrityError), transfers.begun("ann", "bob", 2_000):
         pass  # never reached: Ann has 1,000 left
     with transfers.begun("bob", "bank", 3_500):
@@ -104,7 +104,7 @@ def move_money(transfers: Transfers) -> None:
 
 
 def read(servers: str, topic: str, count: int) -> list[tuple[str, int]]:
-    """Return account and cents of the first messages that a reader of committed messages sees."""
+    """Return account and cents of the first messages for a reader of committed messages."""
     settings = {"group.id": topic, "auto.offset.reset": "earliest", "isolation.level": "read_committed"}
     consumer = Consumer({"bootstrap.servers": servers, **settings})
     consumer.subscribe([topic])

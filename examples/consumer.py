@@ -22,4 +22,4 @@ with DevBroker() as kafka:  # a real Kafka, for development; with your own, name
         """Ship the orders of one customer one at a time and in order, those of all customers in parallel."""
         print(f"{message.key!r} gets {message.value!r}", flush=True)
 
-    shop.run()  # until Ctrl-C or SIGTERM: it then finishes what is running, commits and leaves the group
+    shop.run()  # until Ctrl-C or SIGTERM: then it finishes running handlers, commits and leaves the group

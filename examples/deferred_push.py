@@ -1,7 +1,7 @@
 """Deferred completion: a client answers by callback, and its answer decides whether the message is done.
 
-One worker thread hands over; the client's own threads do the waiting. Until the answer the key waits, so the texts of
-one device stay in order, and nothing at or above the message's offset is committed.
+One worker thread hands messages over; the client's own threads wait. Until the answer the key waits, so the texts of
+one device stay in order, and no offset at or above the message's is committed.
 
 `python examples/feed.py notifications` writes messages (see there for the broker); then, in this folder:
 
@@ -28,9 +28,9 @@ app = penstock.App(
 
 
 def send(device: bytes, text: bytes, on_answer: Callable[[Exception | None], object]) -> None:
-    """Stand for the client of a push service: it calls back from a thread of its own."""
+    """Replace the client of a push service: it calls back on its own thread."""
     time.sleep(0.05)
-    if text.endswith(b"3") and text not in tried:  # the network loses some, once
+    if text.endswith(b"3") and text not in tried:  # the network loses some once
         tried.add(text)
         on_answer(ConnectionError("the push service did not answer"))
         return
@@ -40,7 +40,7 @@ def send(device: bytes, text: bytes, on_answer: Callable[[Exception | None], obj
 
 @app.lifespan
 def client() -> Generator[None, None, None]:
-    """End the client's threads after the consumer: the last answers are still heard."""
+    """End the client's threads after the consumer, so that the last answers arrive."""
     yield
     pool.shutdown()
 

@@ -1,6 +1,6 @@
 """Makes the topic that an example consumes, and writes its messages.
 
-penstock broker                                      # in a terminal of its own, or a Kafka of yours
+penstock broker                                      # in a separate terminal; or use your own Kafka
 export PENSTOCK_BOOTSTRAP_SERVERS=127.0.0.1:9092     # for this and for all commands below
 python examples/feed.py TOPIC                        # baskets, readings, shop-events, payments, ...
 """

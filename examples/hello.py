@@ -1,4 +1,4 @@
-"""The smallest whole: a transactional producer, a coordinator and an ordered consumer on an embedded Kafka.
+"""The smallest whole program: transactional producer, coordinator and ordered consumer on an embedded Kafka.
 
 Run with: .venv/bin/python examples/hello.py
 """
@@ -21,7 +21,7 @@ with DevBroker() as kafka:
     with penstock.Coordinator(bootstrap_servers=kafka.bootstrap_servers), till, shop.start() as running:
         for number, paid in enumerate(PAID, start=1):
             with till.transaction("orders", key=b"alice", value=b"order %d" % number) as tx:
-                if not paid:  # your local transaction decides: leave by an exception, or say so
+                if not paid:  # your local transaction decides: raise an exception, or call rollback
                     tx.rollback()
         while running.statistics().handled < sum(PAID) and not running.wait(0.1):
             pass

@@ -1,4 +1,4 @@
-"""Operations: an app tells why it does not move, is changed while it runs, counts, and reports spans.
+"""Operations: an app reports what holds it up, its counts and its spans, and is changed while it runs.
 
 `python examples/feed.py parcels` writes messages (see there for the broker); then `python examples/operations.py`.
 """
@@ -19,7 +19,7 @@ seconds: list[float] = []
 
 
 def timed(message: penstock.Message, call_next: penstock.CallNext) -> object:
-    """Note how long the handler takes. A middleware runs where the handler runs."""
+    """Measure the handler. A middleware runs on the handler's thread."""
     begun = time.perf_counter()
     try:
         return call_next(message)
@@ -28,13 +28,13 @@ def timed(message: penstock.Message, call_next: penstock.CallNext) -> object:
 
 
 spans, tracing = InMemorySpanExporter(), TracerProvider()
-tracing.add_span_processor(SimpleSpanProcessor(spans))  # in earnest: a batch processor and an OTLP exporter
+tracing.add_span_processor(SimpleSpanProcessor(spans))  # in production: a batch processor and an OTLP exporter
 telemetry = penstock.Telemetry(tracer_provider=tracing)
 servers = os.environ.get("PENSTOCK_BOOTSTRAP_SERVERS", "127.0.0.1:9092")
 app = penstock.App("operations", bootstrap_servers=servers, workers=1, middlewares=[timed], telemetry=telemetry)
 
 
-@app.handler("parcels", rate=0)  # holds all, until somebody changes it
+@app.handler("parcels", rate=0)  # holds all messages until it is changed
 def deliver(_parcel: penstock.Message) -> None:
     """Deliver."""
     time.sleep(0.01)
@@ -42,9 +42,9 @@ def deliver(_parcel: penstock.Message) -> None:
 
 if __name__ == "__main__":
     with app.start() as running:
-        while sum(one.lag or 0 for one in running.explain()) < PARCELS:
+        while sum(partition.lag or 0 for partition in running.explain()) < PARCELS:
             running.wait(0.1)
-        print(*running.explain(), sep="\n")  # each partition, what holds it, where that is, and since when
+        print(*running.explain(), sep="\n")  # of each partition: the message that holds it, its place, and since when
         running.change(workers=4)
         running.change_handler("parcels", rate=None)
         while running.statistics().handled < PARCELS:

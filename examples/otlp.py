@@ -1,8 +1,8 @@
-"""Spans, metrics and log lines with ids, sent to a collector of OpenTelemetry's by its standard variables.
+"""Spans, metrics and log lines with ids, sent to an OpenTelemetry collector by its standard variables.
 
 pip install 'penstock[otel]' opentelemetry-exporter-otlp-proto-http
 export OTEL_SERVICE_NAME=alerts
-export OTEL_EXPORTER_OTLP_ENDPOINT=http://127.0.0.1:4318      # a collector, or what speaks its protocol
+export OTEL_EXPORTER_OTLP_ENDPOINT=http://127.0.0.1:4318      # a collector, or any server of its protocol
 python examples/feed.py alerts
 penstock run otlp:app                                         # in the folder examples
 
@@ -28,7 +28,7 @@ lines.addFilter(TraceIds())
 lines.setFormatter(logging.Formatter("%(message)s trace_id=%(trace_id)s span_id=%(span_id)s"))
 log = logging.getLogger("alerts")
 log.addHandler(lines)
-log.propagate = False  # else the program's own handler prints each line once more
+log.propagate = False  # otherwise the root logger's handler prints each line again
 log.setLevel(logging.INFO)
 
 spans = TracerProvider()
@@ -37,14 +37,14 @@ metrics = MeterProvider([PeriodicExportingMetricReader(OTLPMetricExporter())])
 app = penstock.App(
     "alerts",
     bootstrap_servers=os.environ["PENSTOCK_BOOTSTRAP_SERVERS"],
-    # One message of a hundred, and whatever its sender has sampled; give 1.0 to see all.
+    # One message of a hundred, and each message that its sender has sampled; 1.0 is all.
     telemetry=penstock.Telemetry(spans, metrics, sample_ratio=float(os.environ.get("SAMPLE_RATIO", "0.01"))),
 )
 
 
 @app.lifespan
 def telemetry() -> Iterator[None]:
-    """Send what is left when the app ends."""
+    """Send the remaining spans and metrics when the app ends."""
     yield
     spans.shutdown()
     metrics.shutdown()
@@ -52,5 +52,5 @@ def telemetry() -> Iterator[None]:
 
 @app.handler("alerts")
 def show(alert: penstock.Message) -> None:
-    """Log a line that leads to the span of its message."""
+    """Log a line with the ids of the message's span."""
     log.info("offset %d of partition %d", alert.offset, alert.partition)

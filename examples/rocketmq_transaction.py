@@ -1,4 +1,4 @@
-"""RocketMQ's own example of transactional messages, as it is written with penstock.
+"""RocketMQ's own example of transactional messages, written with penstock.
 
     python examples/rocketmq_transaction.py [BOOTSTRAP_SERVERS]
 
@@ -34,7 +34,7 @@ from penstock.transactions import Outgoing
 
 
 class TransactionListenerImpl:
-    """The local transaction, and what became of it. Called by many threads at once, so the table has a lock."""
+    """The local transaction and its outcome. Many threads call it at once, so the table has a lock."""
 
     def __init__(self) -> None:
         self._index = itertools.count()
@@ -42,13 +42,13 @@ class TransactionListenerImpl:
         self._lock = threading.Lock()
 
     def execute_local_transaction(self, message: HalfMessage, argument: object) -> TransactionState:  # noqa: ARG002 - the listener's interface
-        """Note the transaction; how it ends is not known yet."""
+        """Record the transaction; its outcome is not known yet."""
         with self._lock:
             self._local_transactions[message.transaction_id] = next(self._index) % 3
         return TransactionState.UNKNOWN
 
     def check_local_transaction(self, half: HalfMessage) -> TransactionState:
-        """Answer by what was noted."""
+        """Return the recorded outcome."""
         with self._lock:
             status = self._local_transactions.get(half.transaction_id)
         match status:

@@ -1,9 +1,9 @@
-"""Totals per aircraft, kept by a Spark cluster that gets penstock with the job: `spark-submit --py-files penstock.zip`.
+"""Totals per aircraft on a Spark cluster; penstock comes with the job: `spark-submit --py-files penstock.zip`.
 
     python examples/spark_cluster.py
 
-starts a broker, a standalone cluster of one master and two workers on this machine, and submits this very file to it.
-The part that runs in the cluster is `job`; docs/spark-cluster.md says what changes on YARN, Kubernetes and Databricks.
+starts a broker and a standalone cluster of one master and two workers on this machine, and submits this file to it. The
+function `job` runs in the cluster; docs/spark-cluster.md says what changes on YARN, Kubernetes and Databricks.
 It needs `pip install 'penstock[spark,sql,dev-broker]'`.
 """
 
@@ -28,7 +28,7 @@ PATIENCE_S = 120.0
 
 
 def job(bootstrap_servers: str, topic: str, folder: Path) -> None:
-    """Read what is in the topic on the executors and keep totals in SQLite; print where the reading was done."""
+    """Read the topic on the executors, keep totals in SQLite, and print where the tasks ran."""
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql import functions as F  # noqa: N812 - Spark's customary name
 
@@ -48,8 +48,8 @@ def job(bootstrap_servers: str, topic: str, folder: Path) -> None:
         yield pa.RecordBatch.from_pylist([{"rows": rows, "executor": str(Path.cwd()), "package": penstock.__file__}])
 
     def keep(batch: DataFrame, batch_id: int) -> None:
-        for one in batch.mapInArrow(where, "rows LONG, executor STRING, package STRING").collect():
-            print("read", one["rows"], "rows in executor", one["executor"], "with", one["package"])
+        for row in batch.mapInArrow(where, "rows LONG, executor STRING, package STRING").collect():
+            print("read", row["rows"], "rows in executor", row["executor"], "with", row["package"])
         flight = F.from_json(F.col("value").cast("string"), "tail STRING, delay INT")
         rows = batch.select(flight.alias("flight"), "topic", "partition", "offset")
         totals(
@@ -62,7 +62,7 @@ def job(bootstrap_servers: str, topic: str, folder: Path) -> None:
         .option("kafka.bootstrap.servers", bootstrap_servers)
         .option("subscribe", topic)
         .option("startingOffsets", "earliest")
-        .option("minPartitions", PARTITIONS)  # so few rows would be one task
+        .option("minPartitions", PARTITIONS)  # otherwise so few rows are one task
         .load()
         .writeStream.foreachBatch(keep)
         .queryName("totals")
@@ -92,7 +92,7 @@ def main(bootstrap_servers: str, topic: str, folder: Path) -> None:
 
 
 def packed(folder: Path) -> Path:
-    """Zip the package as it is imported here. Its dependencies must be in the executors' Python already."""
+    """Zip the package that is imported here. The executors' Python must have its dependencies."""
     import penstock
 
     source = Path(penstock.__file__).parent
@@ -107,7 +107,7 @@ def submit(master: str, package: Path, arguments: list[str]) -> None:
         "spark.driver.host=127.0.0.1",
         "spark.executor.cores=1",  # an executor on each of the two workers
         "spark.executor.memory=512m",
-        # Nothing is read before both are there.
+        # Wait for both before reading.
         "spark.cores.max=2",
         "spark.scheduler.minRegisteredResourcesRatio=1.0",
         f"spark.scheduler.maxRegisteredResourcesWaitingTime={PATIENCE_S:g}s",
@@ -119,7 +119,7 @@ def submit(master: str, package: Path, arguments: list[str]) -> None:
 
 @contextmanager
 def standalone_cluster(folder: Path) -> Iterator[str]:
-    """Run a master and two workers of one core each on this machine, and give the master's address."""
+    """Run a master and two workers with one core each on this machine; yield the master's address."""
     processes: list[subprocess.Popen[bytes]] = []
     try:
         log = folder / "master.log"
@@ -138,7 +138,7 @@ def standalone_cluster(folder: Path) -> Iterator[str]:
 
 
 def start(name: str, *arguments: str, log: Path) -> subprocess.Popen[bytes]:
-    """Start a daemon of Spark; the wheel of pyspark has its classes, and not its scripts."""
+    """Start a daemon of Spark by its class: the wheel of pyspark has no scripts."""
     command = [str(spark_home() / "bin" / "spark-class"), f"org.apache.spark.deploy.{name}"]
     with log.open("wb") as file:
         return subprocess.Popen(  # noqa: S603 - Spark's own command
@@ -150,7 +150,7 @@ def start(name: str, *arguments: str, log: Path) -> subprocess.Popen[bytes]:
 
 
 def seen(log: Path, pattern: str, process: subprocess.Popen[bytes], times: int = 1) -> list[str]:
-    """Wait until a pattern stands in a log so many times, and return what it found."""
+    """Wait until a log has a pattern `times` times, and return the matches."""
     deadline = time.monotonic() + PATIENCE_S
     while len(found := re.findall(pattern, log.read_text())) < times:
         if process.poll() is not None or time.monotonic() > deadline:
@@ -167,7 +167,7 @@ def spark_home() -> Path:
 
 
 def environment() -> dict[str, str]:
-    """Return the environment of Spark's processes: a Java, and this Python for the executors too."""
+    """Return the environment of Spark's processes: a Java, and this Python, also for the executors."""
     from penstock.devbroker import spark_environment
 
     return {**os.environ, **spark_environment(), "SPARK_HOME": str(spark_home()), "SPARK_LOCAL_IP": "127.0.0.1"}

@@ -1,7 +1,6 @@
 """Batches: up to a hundred readings are stored in one SQLite transaction; the bad ones become dead letters.
 
-Each worker has a connection of its own, and each row the place of its message, so that a batch that comes again changes
-nothing.
+Each worker has its own connection. Each row has the place of its message, so a batch that comes again changes nothing.
 
 `python examples/feed.py readings` writes messages (see there for the broker); then, in this folder:
 
@@ -48,7 +47,7 @@ not_the_rows_fault = tenacity.retry_if_not_exception_type(sqlite3.IntegrityError
     on_failure="dead_letter",
 )
 def store(readings: list[penstock.Message]) -> None:
-    """Store what can be stored, then name what cannot: the others are done."""
+    """Store the good readings, then name the bad ones: the others are done."""
     failed: dict[int, BaseException] = {}
     with database.get() as connection:  # commits at its end
         for number, reading in enumerate(readings):

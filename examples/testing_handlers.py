@@ -3,7 +3,7 @@
 Run with: .venv/bin/python -m pytest examples/testing_handlers.py
 """
 
-# ruff: noqa: S101, PLR2004 - tests are made of asserts and of the values they expect
+# ruff: noqa: S101, PLR2004 - tests consist of asserts and expected values
 
 import penstock
 from penstock.testing import TestApp
@@ -14,7 +14,7 @@ refused: list[bytes] = []
 
 def shop() -> penstock.App:
     """Make the app: in your project, import it."""
-    app = penstock.App("shop", bootstrap_servers="kafka:9092")  # nobody is asked here
+    app = penstock.App("shop", bootstrap_servers="kafka:9092")  # never connected here
 
     @app.handler("payments", retry=penstock.retry(attempts=3, wait=lambda _: 10.0), on_failure="dead_letter")
     def book(message: penstock.Message) -> None:
@@ -27,15 +27,15 @@ def shop() -> penstock.App:
     return app
 
 
-def test_payments_of_an_account_are_booked_in_order_and_others_need_not_wait() -> None:
-    """A payment that fails holds back its own account only, until it is tried again."""
+def test_payments_of_an_account_are_booked_in_order_and_others_do_not_wait() -> None:
+    """A failed payment blocks only its own account, until its retry."""
     balances.clear()
     refused.clear()
     with TestApp(shop()) as test:
         test.send("payments", "-5", key="alice")
         test.send("payments", "7", key="alice")
         test.send("payments", "1", key="bob")
-        test.settle()  # everything that can be done now
+        test.settle()  # the app does all that it can do now
 
         assert balances == {b"bob": 1}
         assert "parked" in str(test.explain()[0])
@@ -48,8 +48,8 @@ def test_payments_of_an_account_are_booked_in_order_and_others_need_not_wait() -
         assert test.committed("payments") == {0: 3}
 
 
-def test_what_was_not_committed_is_handled_again_after_a_crash() -> None:
-    """Handlers see a message again when the process dies before its commit: here that is once too often."""
+def test_uncommitted_messages_are_handled_again_after_a_crash() -> None:
+    """A handler gets a message again if the process dies before its commit: here it books the payment twice."""
     balances.clear()
     with TestApp(shop()) as test:
         test.send("payments", "5", key="alice")
@@ -58,10 +58,10 @@ def test_what_was_not_committed_is_handled_again_after_a_crash() -> None:
         test.restart()
         test.settle()
 
-        assert balances == {b"alice": 10}  # so make what a handler does idempotent
+        assert balances == {b"alice": 10}  # so make the effects of handlers idempotent
 
 
 if __name__ == "__main__":
-    test_payments_of_an_account_are_booked_in_order_and_others_need_not_wait()
-    test_what_was_not_committed_is_handled_again_after_a_crash()
+    test_payments_of_an_account_are_booked_in_order_and_others_do_not_wait()
+    test_uncommitted_messages_are_handled_again_after_a_crash()
     print("both hold")

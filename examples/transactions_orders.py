@@ -2,8 +2,8 @@
 
     python examples/transactions_orders.py [BOOTSTRAP_SERVERS]
 
-Without an address it starts an embedded Kafka. Three orders are sent: one commits, one fails and rolls back, and of
-one the service does not say what became of it, as if it had been killed: the check finds out from the database.
+Without an address it starts an embedded Kafka. It sends three orders: one commits, one fails and rolls back, and for
+one the service reports no outcome, as if it had been killed: the check reads the outcome from the database.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from penstock.transactions import Coordinator, HalfMessage, Transaction, Transac
 
 
 class Orders:
-    """The service's own database. Each call opens its own connection, for checks run on other threads."""
+    """The service's own database. Each call opens a connection, because checks run on other threads."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -36,19 +36,19 @@ class Orders:
             yield connection
 
     def insert(self, order: int, tx: Transaction) -> None:
-        """The local transaction: the order, and beside it the id under which the message knows it."""
+        """The local transaction: the order, and the id of the message's transaction."""
         with self._connection() as connection:
             connection.execute("INSERT INTO orders VALUES (?, ?)", (order, tx.transaction_id))
 
     def check(self, half: HalfMessage) -> TransactionState:
-        """The answer to "what became of this message's local transaction?"."""
+        """Return the outcome of this message's local transaction."""
         with self._connection() as connection:
             found = connection.execute("SELECT 1 FROM orders WHERE tx = ?", (half.transaction_id,)).fetchone()
         return TransactionState.COMMIT if found else TransactionState.ROLLBACK
 
 
 def send_orders(producer: TransactionalProducer, orders: Orders, topic: str) -> None:
-    """Send three orders, each with another fate."""
+    """Send three orders with different outcomes."""
     with producer.transaction(topic, key="alice", value="order 1") as tx:
         orders.insert(1, tx)
 
@@ -64,7 +64,7 @@ def send_orders(producer: TransactionalProducer, orders: Orders, topic: str) -> 
 
 
 def read(servers: str, topic: str, count: int) -> list[str]:
-    """Return the first messages a read_committed consumer sees."""
+    """Return the first messages for a read_committed consumer."""
     consumer = Consumer(
         {
             "bootstrap.servers": servers,

@@ -1,6 +1,6 @@
 """Typed bodies: events are filtered by a header, ordered by another, and decoded to a dataclass.
 
-In place of the function of bytes, `decoder=` takes a pydantic model, a msgspec struct, or "json". A value that cannot
+Instead of the function of bytes, `decoder=` takes a pydantic model, a msgspec struct, or "json". A message that cannot
 be decoded is not tried again: it goes to the dead letters at once.
 
 `python examples/feed.py shop-events` writes messages (see there for the broker); then, in this folder:
@@ -26,24 +26,24 @@ app = penstock.App(
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What an order holds."""
+    """The content of an order."""
 
     item: str
     copies: int
 
     @classmethod
     def decode(cls, value: bytes) -> Order:
-        """Make an order of a message's value. What is raised here, a missing field or a wrong one, is a dead letter."""
+        """Make an order of a message's value. If this raises, for example for a missing field, it is a dead letter."""
         return cls(**json.loads(value))
 
 
 def is_order(message: penstock.Message) -> bool:
-    """Tell orders from the rest by their header; the rest is done at once, and counted as filtered."""
+    """Return whether a message is an order, by its header. Other messages are done at once and counted as filtered."""
     return message.header("type") == b"order"
 
 
 @app.handler("shop-events", filter=is_order, key="header:customer", decoder=Order.decode, on_failure="dead_letter")
 def ship(message: penstock.Message) -> None:
-    """Ship one customer's orders in order. The customer stands in a header: the records have no key."""
+    """Ship one customer's orders in order. The customer is in a header: the records have no key."""
     order = cast("Order", message.body)
     log.info("%s gets %d copies of %s", (message.header("customer") or b"").decode(), order.copies, order.item)
