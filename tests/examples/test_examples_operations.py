@@ -35,7 +35,7 @@ def test_payments_are_retried_given_up_looked_at_and_replayed(examples: Examples
     shown = examples.penstock("dlq", "show", "dlq.payments", "--last", "2", "--payload")
     assert "2 dead letters" in listed
     assert "builtins.KeyError" in listed
-    assert shown.count("group      retried-payments") == 2
+    assert len(re.findall("group +retried-payments", shown)) == 2
     assert all(payment in shown for payment in gone)
 
     with examples.run("retried_payments:app", {"RATES": "EUR=1.0,GBP=0.8"}) as program:
@@ -56,7 +56,7 @@ def test_operations_explain_change_count_and_trace(examples: Examples) -> None:
     lines = examples.python("operations.py").splitlines()
 
     explained = [
-        re.match(r"parcels\[(\d)\]: lag (\d+), watermark 0, .* in flight \(\d+ bytes\), 0 gaps", line)
+        re.match(r"parcels:(\d): lag (\d+), watermark 0, .* in flight \(\d+ bytes\), 0 gaps", line)
         for line in lines[:2]
     ]
     assert sum(int(one[2]) for one in explained if one is not None) == 100, lines
