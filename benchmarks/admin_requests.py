@@ -1,15 +1,15 @@
-"""Which requests of the client library end the process when a broker goes: each in a loop, in a process of its own.
+"""Which requests of the client library crash the process when a broker goes away. Each runs in its own process.
 
-    python benchmarks/admin_requests.py            # all of them, one line each
+    python benchmarks/admin_requests.py            # all requests, one line each
     python benchmarks/admin_requests.py --rounds 6 describe_consumer_groups list_offsets
 
-In each round every node is frozen, killed and restarted once. Groups, partitions and the nodes that clients take for
-the controller are spread over all nodes, so each kill strikes each request. It takes all of two cores for a while.
+In each round every node is frozen, killed and restarted once. Groups, partitions and the nodes that clients use as
+controller are spread over all nodes, so each kill affects each request. It uses two cores fully for a while.
 
 Found with librdkafka 2.16.0 and Kafka 4.2.2: `describe_consumer_groups`, `alter_consumer_group_offsets`,
-`list_consumer_group_offsets` and `delete_consumer_groups` end the process (SIGABRT, 4 of 4 within three kills), and
-none of them does with `--timeout 3600` (six kills). What makes them do it is a request that runs out of time before its
-node is reached; `tests/clients/test_clients_group_requests.py` shows that without a cluster.
+`list_consumer_group_offsets` and `delete_consumer_groups` crash the process (SIGABRT, 4 of 4 within three kills). With
+`--timeout 3600` none of them does (six kills). The cause is a request whose time limit passes before its node is
+reached; `tests/clients/test_clients_group_requests.py` shows that without a cluster.
 """
 
 from __future__ import annotations
@@ -67,9 +67,9 @@ from penstock.clients.groups import alter_group_offsets, committed_offsets, desc
 from penstock.devbroker import DevBroker
 
 TOPIC, PARTITIONS = "asked", 6
-#: Seconds that a request may take, as penstock's own.
+#: Seconds that a request may take, as in penstock.
 ANSWER_S = 5.0
-#: Requests of one process that are on their way at once.
+#: Requests of one process in flight at once.
 SIDE_BY_SIDE = 4
 #: Seconds between two requests of one process.
 PAUSE_S = 0.1
@@ -79,22 +79,22 @@ PROCESSES = 3
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """What a process asks about."""
+    """The groups, topics and partitions that a process asks about."""
 
     admin: AdminClient
-    #: One that each node coordinates.
+    #: A group for each node, its coordinator.
     groups: Sequence[str]
-    #: Rises with each question.
+    #: Number of the next request.
     number: int
 
     @property
     def group(self) -> str:
-        """One of the groups, another one each time."""
+        """The next group, in turn."""
         return self.groups[self.number % len(self.groups)]
 
     @property
     def fresh(self) -> str:
-        """A name that was not asked about before."""
+        """A name that no request had before."""
         return f"fresh-{os.getpid()}-{self.number}"
 
     @property
@@ -161,14 +161,14 @@ REQUESTS: Mapping[str, Callable[[World], Answers]] = {
     "elect_leaders": lambda w: [w.admin.elect_leaders(ElectionType.PREFERRED)],
 }
 
-#: penstock's own ways to ask coordinators: see `penstock.clients.groups`.
+#: penstock's own requests to coordinators: see `penstock.clients.groups`.
 GUARDED: Mapping[str, Callable[[Clients, World], object]] = {
     "describe_groups": lambda c, w: c.guarded(lambda admin: describe_groups(admin, [w.group])[w.group]),
     "alter_group_offsets": lambda c, w: c.guarded(lambda admin: alter_group_offsets(admin, w.group, w.partitions)),
     "committed_offsets": lambda c, w: committed_offsets(c.address, {}, w.group, w.partitions, ANSWER_S),
 }
 
-#: What waits for its answer: other clients' requests, and the admin client's that have no future.
+#: Requests that wait for their answer: of other clients, and of the admin client without a future.
 CALLS: Mapping[str, Callable[[Clients, World], object]] = {
     "list_topics": lambda _, w: w.admin.list_topics(timeout=ANSWER_S),
     "list_groups": lambda _, w: w.admin.list_groups(timeout=ANSWER_S),
@@ -184,7 +184,7 @@ CALLS: Mapping[str, Callable[[Clients, World], object]] = {
 
 
 class Clients:
-    """The clients of one process other than its admin client, made when they are asked for."""
+    """The clients of one process except its admin client, made at their first use."""
 
     def __init__(self, address: str, group: str) -> None:
         self.address = address
@@ -192,11 +192,11 @@ class Clients:
 
     @cached_property
     def admin(self) -> OurAdminClient:
-        """The client of guarded requests, until one has no answer."""
+        """The client of guarded requests; replaced after a missing answer."""
         return clients.admin(self.address, {})
 
     def guarded(self, ask: Callable[[OurAdminClient], Future[Any]]) -> None:
-        """Ask as penstock does, with a limit that is often too short, and drop the client after a missing answer."""
+        """Ask as penstock does, with a limit that is often too short; drop the client after a missing answer."""
         try:
             answered(ask(self.admin), ANSWER_S / 5)
         except KafkaException:
@@ -205,12 +205,12 @@ class Clients:
 
     @cached_property
     def consumer(self) -> Consumer:
-        """One that is in no group but has its offsets."""
+        """A consumer that is not in a group but has its offsets."""
         return Consumer({"bootstrap.servers": self.address, "group.id": self._group, "enable.auto.commit": False})
 
     @cached_property
     def member(self) -> Consumer:
-        """A member of a group, alone."""
+        """The only member of a group."""
         config = {"group.id": f"member-{self._group}", "session.timeout.ms": 6000, "auto.offset.reset": "earliest"}
         member = Consumer({"bootstrap.servers": self.address, **config})
         member.subscribe([TOPIC])
@@ -218,20 +218,20 @@ class Clients:
 
     @cached_property
     def producer(self) -> Producer:
-        """One with a transactional id."""
+        """A producer with a transactional id."""
         config = {"transactional.id": f"tx-{self._group}", "transaction.timeout.ms": 10_000}
         producer = Producer({"bootstrap.servers": self.address, **config})
         producer.init_transactions(60)
         return producer
 
     def consume(self) -> None:
-        """Read a little as a member."""
+        """Read some messages as a member."""
         for message in self.member.consume(10, 0.1):
             if message.error() is not None:
                 raise KafkaException(message.error())
 
     def transaction(self, world: World) -> None:
-        """Write and commit offsets in a transaction, and make the producer again where that is what it takes."""
+        """Write and commit offsets in a transaction; make a new producer if that is needed."""
         try:
             self.producer.begin_transaction()
             for place in world.partitions:
@@ -251,8 +251,8 @@ class Clients:
 
 
 def ask(request: str, address: str, groups: Sequence[str]) -> None:
-    """Ask until SIGTERM and print how often each answer came: the work of a child."""
-    os.nice(10)  # clients that cannot connect use a core each, which the brokers need
+    """Ask until SIGTERM and print the number of each answer. A child process runs this."""
+    os.nice(10)  # each client that cannot connect uses a core, which the brokers need
     admin = AdminClient({"bootstrap.servers": address, "reconnect.backoff.ms": 250})
     others = Clients(address, groups[0])
     ended, outcomes, flying = Event(), Counter[str](), deque[Answers]()
@@ -275,32 +275,32 @@ def ask(request: str, address: str, groups: Sequence[str]) -> None:
             outcomes["never answered"] += 1
         if ended.wait(PAUSE_S):
             _say(json.dumps(outcomes))
-            os._exit(0)  # closing clients is not what is tried here
+            os._exit(0)  # closing clients is not tested here
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What became of the process that asked."""
+    """The end of a process that asked."""
 
     request: str
     #: Negative: the signal that ended it.
     exit_code: int
-    #: How often each answer came, where it did not die.
+    #: Number of each answer, if it did not crash.
     outcomes: Mapping[str, int]
-    #: The last line it printed to standard error.
+    #: Its last line on standard error.
     last_line: str
 
 
 def try_requests(
     broker: DevBroker, requests: Sequence[str], rounds: int, timeout_s: float, folder: Path
 ) -> Iterator[Finding]:
-    """Ask while each node is killed and restarted, `rounds` times, and yield what became of each process."""
+    """Ask while each node is killed and restarted, `rounds` times, and yield the end of each process."""
     groups = _groups_on_each_node(broker)
     children = {request: _child(request, broker.bootstrap_servers, groups, timeout_s, folder) for request in requests}
     for _, node in itertools.product(range(rounds), (1, 2, 3)):
-        time.sleep(0.5)  # questions are on their way
+        time.sleep(0.5)  # requests are in flight
         broker.freeze(node)
-        time.sleep(2.0)  # of some, the time is over before the node is gone
+        time.sleep(2.0)  # the time limit of some passes before the node is gone
         broker.kill(node)
         broker.restart(node)
         broker.wait_in_sync()

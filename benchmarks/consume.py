@@ -1,25 +1,25 @@
-"""How fast penstock consumes, beside what the ground allows, measured in the same run.
+"""How fast penstock consumes, compared with bare loops and threads in the same run.
 
 usage: python benchmarks/consume.py [--rounds N] [--only W0,json,W1,A1,W2,P2,...]
 
-W0  empty handler, 1,000,000 messages of 100 B, 10,000 keys, 8 partitions, 8 workers; beside two bare `consume` loops:
-    one with the client's own defaults, one with the fetch settings that penstock chooses
-json     the empty handler with `decoder="json"`, 300,000 messages of 110 B; beside a bare loop that calls `json.loads`
-model    the same with a pydantic model; beside a bare loop that validates with it
-filter   the empty handler with a filter that looks at the key and lets all pass, 500,000 messages; beside it without
-batch    a handler of `batch=100`; beside the empty handler of single messages
-header   `key="header:account"`; beside the empty handler, for which the header is only fetched
-W1  10 ms handler, 60,000 messages, 64 workers; beside 64 bare threads that only sleep
-A1  10 ms `async def` handler, 300,000 messages, 1,000 at once; beside 1,000 bare asyncio tasks that only sleep
-W2  1 ms handler, 300,000 messages, 64 workers; beside 64 bare threads
-A2  the same with `async def` handlers, 64 at once; beside 64 bare asyncio tasks
-P2  the same in two processes of one group, 32 workers each: `penstock run --processes 2`; beside 64 bare threads
-W3  5 ms handler, 60,000 messages of which 2 % have one key, 64 workers; beside the ideal, 1,200 x 5 ms
-poison   W1 with 1 ms where one key of 10,000 fails for ever; beside the run without it
+W0  empty handler, 1,000,000 messages of 100 B, 10,000 keys, 8 partitions, 8 workers; compared with two bare loops:
+    one with the client's own defaults, one with penstock's fetch settings
+json     the empty handler with `decoder="json"`, 300,000 messages of 110 B; compared with a bare loop and `json.loads`
+model    the same with a pydantic model; compared with a bare loop that validates with it
+filter   the empty handler with a filter that reads the key and accepts all, 500,000 messages; compared with no filter
+batch    a handler of `batch=100`; compared with the empty handler of single messages
+header   `key="header:account"`; compared with the empty handler, for which the header is only fetched
+W1  10 ms handler, 60,000 messages, 64 workers; compared with 64 bare threads that only sleep
+A1  10 ms `async def` handler, 300,000 messages, 1,000 at once; compared with 1,000 bare asyncio tasks that only sleep
+W2  1 ms handler, 300,000 messages, 64 workers; compared with 64 bare threads
+A2  the same with `async def` handlers, 64 at once; compared with 64 bare asyncio tasks
+P2  the same in two processes of one group, 32 workers each: `penstock run --processes 2`; compared with 64 bare threads
+W3  5 ms handler, 60,000 messages of which 2 % have one key, 64 workers; compared with the ideal, 1,200 x 5 ms
+poison   W1 with 1 ms, and one key of 10,000 that fails for ever; compared with a run without it
 tracker  1,000,000 offsets in runs of 500, registered, then completed at random by 20 threads
-memory   1,000,000 messages of 1 KB behind: resident memory while they are consumed
+memory   a backlog of 1,000,000 messages of 1 KB: resident memory while it is consumed
 
-The rounds alternate between penstock and the ground, so that a machine that slows down slows both.
+Rounds alternate between penstock and the others, so that a machine that slows down slows all.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Work:
     hot_every: int = 0
     mode: str = "threads"
     size: int = SIZE
-    #: What the value is: bytes by chance, or JSON with an account in a header.
+    #: The form of the values: random bytes, or JSON with an account in a header.
     form: str = "bytes"
 
 
@@ -92,7 +92,7 @@ WORKS = {
 
 
 class Payment(BaseModel):
-    """What a JSON value is."""
+    """The content of a JSON value."""
 
     id: int
     account: str
@@ -101,7 +101,7 @@ class Payment(BaseModel):
     text: str
 
 
-#: What the handler is given besides, in rows that measure an option.
+#: Further options of the handler, in rows that measure an option.
 OPTIONS: dict[str, dict[str, Any]] = {
     "json": {"decoder": "json"},
     "model": {"decoder": Payment},
@@ -109,7 +109,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "batch": {"batch": 100},
     "header": {"key": "header:account"},
 }
-#: What a bare loop makes of a value beside those that decode.
+#: The decoders of bare loops.
 DECODERS: dict[str, Callable[[bytes], object]] = {"json": json.loads, "model": Payment.model_validate_json}
 
 
@@ -129,7 +129,7 @@ def make_topic(bootstrap: str, work: Work) -> str:
 
 
 def fill(bootstrap: str, topic: str, work: Work, *, at_once: bool = False) -> None:
-    """Write a workload's messages; `at_once` in a transaction, so that they are there for consumers all at once."""
+    """Write a workload's messages; `at_once`: in one transaction, so that consumers see all at once."""
     config = {"bootstrap.servers": bootstrap, "linger.ms": 20, "batch.size": 1_000_000, "enable.idempotence": True}
     producer = Producer({**config, "transactional.id": topic} if at_once else config)
     if at_once:
@@ -222,7 +222,7 @@ def bare_tasks(work: Work) -> float:
 
 
 class Clock:
-    """Sees the first and the last call of a handler. Counting is atomic in C: `next` on an iterator."""
+    """Records the first and the last call of a handler. Counting is atomic in C: `next` on an iterator."""
 
     def __init__(self, count: int) -> None:
         self.begun = self.ended = 0.0
@@ -232,10 +232,10 @@ class Clock:
         self._count = count
 
     def tick_all(self, messages: list[Message]) -> None:
-        """Note one call with several messages."""
+        """Count a call with several messages."""
         with self._lock:
             turns = list(islice(self._turn, len(messages)))
-        # Once the count is reached, more may come: the batch that reaches it may hold them.
+        # The batch that reaches the count may have more messages.
         if turns and turns[0] == 1:
             self.begun = time.perf_counter()
         if turns and turns[-1] == self._count:
@@ -243,7 +243,7 @@ class Clock:
             self.done.set()
 
     def tick(self) -> None:
-        """Note one call."""
+        """Count a call."""
         turn = next(self._turn)
         if turn == 1:
             self.begun = time.perf_counter()
@@ -253,7 +253,7 @@ class Clock:
 
 
 def penstock_rate(bootstrap: str, topic: str, work: Work, *, plain: bool = False) -> float:
-    """Return messages/s of penstock, from the first handler call to the last one's end; `plain`: without options."""
+    """Return messages/s of penstock, from the first handler call to the end of the last; `plain`: without options."""
     clock = Clock(work.count)
     tick, sleep, seconds = clock.tick, time.sleep, work.handler_s
     begun: list[float] = []
@@ -296,11 +296,11 @@ def penstock_rate(bootstrap: str, topic: str, work: Work, *, plain: bool = False
 def processes_rate(bootstrap: str, work: Work) -> float:
     """Return messages/s of two processes of one group, from the first handler call in either to the last.
 
-    The topic is filled once both have their partitions, and the messages are committed when all are written.
+    The topic is filled after both have their partitions, and committed when all messages are written.
     """
     topic, admin = make_topic(bootstrap, work), AdminClient({"bootstrap.servers": bootstrap})
     with tempfile.TemporaryDirectory() as folder:
-        told = {
+        variables = {
             "BENCH_BROKERS": bootstrap,
             "BENCH_TOPIC": topic,
             "BENCH_GROUP": f"bench-{uuid.uuid4().hex}",
@@ -310,11 +310,11 @@ def processes_rate(bootstrap: str, work: Work) -> float:
         }
         command = [sys.executable, "-m", "penstock", "run", "process_app:app", "--processes", "2"]
         with subprocess.Popen(  # noqa: S603 - this Python
-            command, cwd=Path(__file__).parent, env={**os.environ, **told}, stdout=subprocess.DEVNULL
+            command, cwd=Path(__file__).parent, env={**os.environ, **variables}, stdout=subprocess.DEVNULL
         ) as process:
             try:
                 deadline = time.monotonic() + 600
-                while (shares := assigned(admin, told["BENCH_GROUP"])) != [PARTITIONS // 2] * 2:
+                while (shares := assigned(admin, variables["BENCH_GROUP"])) != [PARTITIONS // 2] * 2:
                     if time.monotonic() > deadline or process.poll() is not None:
                         sys.exit(f"{work.name} did not begin: {shares}")
                     time.sleep(0.2)
@@ -326,26 +326,26 @@ def processes_rate(bootstrap: str, work: Work) -> float:
             finally:
                 process.terminate()
         found = [json.loads(path.read_text()) for path in Path(folder).iterdir() if path.suffix == ".json"]
-    seconds: float = max(one["ended"] for one in found) - min(one["begun"] for one in found)
+    seconds: float = max(times["ended"] for times in found) - min(times["begun"] for times in found)
     return work.count / seconds
 
 
 def assigned(admin: AdminClient, group: str) -> list[int]:
-    """Return how many partitions each member of a group has."""
+    """Return the number of partitions of each member of a group."""
     try:
         found = admin.describe_consumer_groups([group])[group].result(30)
-    except KafkaException:  # the broker has no coordinator for the group yet: it is asked again
+    except KafkaException:  # the broker has no coordinator for the group yet: ask again
         return []
     return [len(member.assignment.topic_partitions) for member in found.members]
 
 
 def reports(folder: str) -> dict[str, int]:
-    """Return how many messages each process has handled, by what it wrote down last."""
+    """Return the number of messages that each process has handled, by its last report."""
     return {path.name: json.loads(path.read_text())["count"] for path in Path(folder).glob("*.json")}
 
 
 def poison_rate(bootstrap: str, topic: str, work: Work, *, poisoned: bool) -> float:
-    """Return healthy messages/s where the messages of one key fail for ever, or where they do not."""
+    """Return healthy messages/s; `poisoned`: the messages of one key fail for ever."""
     healthy = work.count - work.count // KEYS
     clock = Clock(healthy)
     sleep, seconds = time.sleep, work.handler_s
@@ -427,17 +427,17 @@ def memory(bootstrap: str, work: Work) -> None:
             if time.monotonic() > deadline:
                 sys.exit(f"memory: {count} of {work.count}")
             time.sleep(0.05)
-    print(f"memory  {work.count:,} messages of {work.size} B behind; resident MiB before {before:.0f}, at each tenth:")
-    print("    " + " ".join(f"{one:.0f}" for one in seen))
+    print(f"memory  {work.count:,} messages of {work.size} B; resident MiB before {before:.0f}, at each tenth:")
+    print("    " + " ".join(f"{mib:.0f}" for mib in seen))
 
 
 def spread(values: list[float], form: str = "{:,.0f}") -> str:
     """Return min / median / max."""
-    return " / ".join(form.format(one) for one in (min(values), statistics.median(values), max(values)))
+    return " / ".join(form.format(value) for value in (min(values), statistics.median(values), max(values)))
 
 
 def grounds(bootstrap: str, topic: str, work: Work) -> dict[str, Callable[[], float]]:
-    """Return what a workload is held against: names and functions that return messages/s."""
+    """Return the comparisons of a workload: names and functions that return messages/s."""
     if work.name == "W0":
         raw_consume(bootstrap, topic, work.count, tuned=True)  # fills the page cache
         return {
@@ -458,7 +458,7 @@ def grounds(bootstrap: str, topic: str, work: Work) -> dict[str, Callable[[], fl
 
 
 def measure_penstock(bootstrap: str, topic: str, work: Work) -> float:
-    """Return messages/s of penstock in the workload's way."""
+    """Return messages/s of penstock for the workload."""
     if work.mode == "processes":
         return processes_rate(bootstrap, work)
     if work.name == "poison":
@@ -467,7 +467,7 @@ def measure_penstock(bootstrap: str, topic: str, work: Work) -> float:
 
 
 def compare(bootstrap: str, work: Work, rounds: int) -> None:
-    """Run one workload and its grounds in turn and print all with the ratios, round by round."""
+    """Run one workload and its comparisons in turn, and print all with the ratios of each round."""
     topic = "" if work.mode == "processes" else produce(bootstrap, work)
     held_against = grounds(bootstrap, topic, work)
     found: dict[str, list[float]] = {name: [] for name in held_against}
@@ -486,7 +486,7 @@ def compare(bootstrap: str, work: Work, rounds: int) -> None:
 
 def main() -> None:
     """Parse the command line and run."""
-    # A broker that is measured has both compilers of the JVM.
+    # A measured broker has both compilers of the JVM.
     os.environ.setdefault("KAFKA_JVM_PERFORMANCE_OPTS", "-XX:+TieredCompilation")
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3, help="rounds of each workload (default 3)")

@@ -1,8 +1,8 @@
-"""What the dashboard costs: 50 members of 200 partitions each report every 2 s, without a browser and with one.
+"""The cost of the dashboard: 50 members with 200 partitions each report every 2 s, without and with a browser.
 
 Prints the share of one core that its process takes, its memory over time, and the time between two states that a
-browser gets. The reports are replayed into the topic by this process; the dashboard runs in one of its own. A browser
-is a client that reads the events, or, with --chromium, a headless Chromium besides.
+browser gets. This process replays the reports into the topic; the dashboard runs in its own process. A browser is a
+client that reads the events; with --chromium, a headless Chromium runs as well.
 
     python benchmarks/dashboard.py [--seconds 60] [--members 50] [--partitions 200] [--chromium]
 """
@@ -38,10 +38,10 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def report(member: int, partitions: int, at: float, sequence: int, members: int) -> tuple[bytes, bytes]:
-    """Return key and value of a report, as a busy member makes it."""
+    """Return key and value of a report of a busy member."""
     chance = random.Random(member)  # noqa: S311 - any numbers will do
     sender = Sender("shop", f"host-{member:02d}-4711-ab12", f"host-{member:02d}", 4711)
-    told = [
+    entries = [
         {
             "topic": "orders",
             "partition": member * partitions + number,
@@ -73,7 +73,7 @@ def report(member: int, partitions: int, at: float, sequence: int, members: int)
     }
     latencies = [int(rate * at / BUCKETS)] * BUCKETS
     description = {
-        "partitions": told,
+        "partitions": entries,
         "counts": {**counts, **{f"other_{number}": number for number in range(20)}},
         "lanes": lanes,
         "latencies": {"handler": latencies, "done": latencies},
@@ -98,20 +98,20 @@ def replay(servers: str, members: int, partitions: int, ending: threading.Event)
 
 
 def cpu_s(process: int) -> float:
-    """Return the seconds of processor time that a process has had."""
+    """Return the seconds of processor time that a process has used."""
     fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / TICKS
 
 
 def memory_mib(process: int) -> float:
-    """Return the memory that a process holds now."""
+    """Return the resident memory of a process."""
     lines = Path(f"/proc/{process}/status").read_text().splitlines()
     return int(next(line for line in lines if line.startswith("VmRSS")).split()[1]) / 1024
 
 
 @contextmanager
 def looking(port: int, path: str, came: Callable[[int], None]) -> Iterator[None]:
-    """Ask for state after state as a browser does; `came` gets the size of each."""
+    """Ask for one state after the other as a browser does; call `came` with the size of each."""
     ending = threading.Event()
 
     def read() -> None:
@@ -141,8 +141,8 @@ def measured(title: str, process: int, seconds: float) -> float:
         held.append(memory_mib(process))
         time.sleep(min(5.0, left))
     share = (cpu_s(process) - before) / (time.monotonic() - begun)
-    told = f"memory {held[0]:.0f} MiB at first, {held[-1]:.0f} MiB at last, {max(held):.0f} MiB at most"
-    print(f"{title}: {share:.1%} of a core, {told}, over {seconds:.0f} s", flush=True)
+    memory = f"memory {held[0]:.0f} MiB at first, {held[-1]:.0f} MiB at last, {max(held):.0f} MiB at most"
+    print(f"{title}: {share:.1%} of a core, {memory}, over {seconds:.0f} s", flush=True)
     return share
 
 
@@ -171,24 +171,25 @@ def main() -> None:
     options.add_argument("--members", type=int, default=50)
     options.add_argument("--partitions", type=int, default=200)
     options.add_argument("--chromium", action="store_true")
-    told = options.parse_args()
+    arguments = options.parse_args()
     ending = threading.Event()
     with ExitStack() as stack:
         broker = stack.enter_context(DevBroker())
         servers = broker.bootstrap_servers
         ensure_topics(clients.admin(servers, {}), [topic_spec(REPORTS_TOPIC)])
-        size = len(report(0, told.partitions, 1.0, 1, told.members)[1])
-        print(f"{told.members} members x {told.partitions} partitions, {size / 1024:.0f} KiB a report, each every 2 s")
-        sending = threading.Thread(target=replay, args=(servers, told.members, told.partitions, ending))
+        size = len(report(0, arguments.partitions, 1.0, 1, arguments.members)[1])
+        members, partitions = arguments.members, arguments.partitions
+        print(f"{members} members x {partitions} partitions, {size / 1024:.0f} KiB a report, each every 2 s")
+        sending = threading.Thread(target=replay, args=(servers, members, partitions, ending))
         sending.start()
         stack.callback(ending.set)
         process, port = serve(servers, stack)
-        while not (groups := state(port).get("groups")) or groups[0]["living"] < told.members:
+        while not (groups := state(port).get("groups")) or groups[0]["living"] < arguments.members:
             time.sleep(0.5)
-        measured("nobody looks", process, told.seconds)
+        measured("without a browser", process, arguments.seconds)
         for title, path in (
-            ("one looks at all groups", "/api/groups?"),
-            ("one looks at the group", "/api/groups?group=shop"),
+            ("one browser on all groups", "/api/groups?"),
+            ("one browser on the group", "/api/groups?group=shop"),
         ):
             times: list[float] = []
             sizes: list[int] = []
@@ -198,11 +199,11 @@ def main() -> None:
                 sizes.append(length)
 
             with looking(port, path, came):
-                measured(title, process, told.seconds)
+                measured(title, process, arguments.seconds)
             gaps = [after - before for before, after in pairwise(times)]
             mean, most = sum(gaps) / len(gaps), max(gaps)
             print(f"  a state of {max(sizes) / 1024:.0f} KiB every {mean:.2f} s, {most:.2f} s at most")
-        if told.chromium:
+        if arguments.chromium:
             found = shutil.which("chromium")
             assert found is not None, "no chromium on the path"
             from playwright.sync_api import sync_playwright
@@ -210,8 +211,8 @@ def main() -> None:
             with sync_playwright() as started:
                 page = started.chromium.launch(executable_path=found, args=["--no-sandbox"]).new_page()
                 page.goto(f"http://127.0.0.1:{port}/#/shop")
-                measured("a Chromium looks at the group", process, told.seconds)
-        measured("nobody looks any more", process, told.seconds)
+                measured("a Chromium on the page of the group", process, arguments.seconds)
+        measured("without a browser again", process, arguments.seconds)
         ending.set()
         sending.join()
 

@@ -1,13 +1,13 @@
-"""What a target that refuses messages costs those beside it: how soon they are visible before, and meanwhile.
+"""The cost of a target that refuses messages for the other targets: their time to visible, before and meanwhile.
 
     python benchmarks/neighbours.py [--stores kafka sqlite file] [--refuses all some] [--sick 1] [--seconds 20]
 
-Starts an embedded Kafka, and for each store a coordinator and a producer of its own. One target gets 100 messages a
-second (`--rate`), and so do the others together, first all in health. Then these refuse, one after the other: `all`,
-for their `max.message.bytes` becomes 10, less than the marker that ends a transaction takes; or `some`, one in 27 is
-larger than they take. A reader of committed records stamps each message of the healthy target; a latency runs from
-before the send to the reader's hands. Wanted meanwhile: 0.9 of the rate, and at most three times the p99 of before. The
-seconds in which a target refuses first are counted.
+Starts an embedded Kafka, and a coordinator and a producer for each store. One target gets 100 messages a second
+(`--rate`), and so do the others together. At first all take their messages. Then the others refuse, one after another:
+`all`, because their `max.message.bytes` becomes 10, less than the marker that ends a transaction needs; or `some`,
+because one message in 27 is too large. A reader of committed records notes the time of each message of the healthy
+target; a latency runs from before the send to the reader's hands. Wanted meanwhile: 0.9 of the rate, and at most three
+times the former p99. The seconds in which a target begins to refuse are counted.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ from penstock.transactions import Coordinator, FileStore, SqlStore, Transactiona
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-#: What the sick target takes at most, where it refuses some, and every so manieth is larger.
+#: Largest message of a target that refuses some.
 LIMIT_BYTES = 2_000
 EACH = 27
-#: What a target takes at most, by what it refuses.
+#: Largest message of a target, by the kind of refusal.
 REFUSALS = {"all": 10, "some": LIMIT_BYTES}
 SMALL, LARGE = b"x" * 100, b"x" * (2 * LIMIT_BYTES)
 
 
 class Reader:
-    """Reads a topic as its readers do, and notes for each message when it was sent and when it came."""
+    """Reads a topic, and records for each message when it was sent and when it came."""
 
     def __init__(self, servers: str, topic: str) -> None:
         self._consumer = Consumer(
@@ -72,14 +72,14 @@ class Reader:
                     self.seen.append((int.from_bytes(value[:8], "big"), time.time_ns()))
 
     def close(self) -> None:
-        """End it."""
+        """Stop reading."""
         self._ending.set()
         self._thread.join()
         self._consumer.close()
 
 
 def limit(admin: Any, topic: str, size: int) -> None:
-    """Change the greatest message that a topic takes."""
+    """Change the largest message size of a topic."""
     entry = ConfigEntry("max.message.bytes", str(size), incremental_operation=AlterConfigOpType.SET)
     (changed,) = admin.incremental_alter_configs(
         [ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])]
@@ -100,7 +100,7 @@ def send(producer: TransactionalProducer, topics: Sequence[str], rate: float, se
 
 @contextmanager
 def a_store(kind: str, servers: str, folder: Path) -> Iterator[TransactionalProducer]:
-    """Give a producer on a store of this kind, with a coordinator that runs."""
+    """Yield a producer on a store of this kind, with a running coordinator."""
     prefix = f"neighbours-{time.time_ns()}"
     if kind == "kafka":
         coordinator = Coordinator(bootstrap_servers=servers, prefix=prefix, transaction_timeout=3600)
@@ -118,7 +118,7 @@ def a_store(kind: str, servers: str, folder: Path) -> Iterator[TransactionalProd
 
 
 def load(producer: TransactionalProducer, topics: Topics, options: argparse.Namespace, refuses: str = "") -> None:
-    """Send to the healthy target and the others at once, while these refuse, if they do."""
+    """Send to the healthy target and the others at once; `refuses`: the others refuse meanwhile."""
     seconds = options.seconds if refuses else options.warm_up
     each = EACH if refuses == "some" else 0
     beside = threading.Thread(target=partial(send, producer, topics.sick, options.rate, seconds, each=each))
@@ -146,7 +146,7 @@ class Topics:
         ensure_topics(self.admin, [TopicSpec(topic, 1) for topic in (self.well, *self.sick)])
 
     def harm(self, refuses: str, seconds: float) -> None:
-        """Have one after the other refuse, in the first half of the time."""
+        """Make one after the other refuse, in the first half of the time."""
         if refuses in REFUSALS:
             for topic in self.sick:
                 limit(self.admin, topic, REFUSALS[refuses])
@@ -183,7 +183,7 @@ def measure(kind: str, refuses: str, servers: str, folder: Path, options: argpar
 
 
 def main() -> None:
-    """Measure what was asked for."""
+    """Measure the chosen stores and refusals."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--stores", nargs="+", default=["kafka", "sqlite", "file"], choices=["kafka", "sqlite", "file"])
     parser.add_argument("--refuses", nargs="+", default=["all", "some"], choices=["all", "some"])
@@ -196,7 +196,7 @@ def main() -> None:
     logging.basicConfig(
         level=logging.INFO if options.log else logging.CRITICAL, format="%(asctime)s %(levelname)s %(message)s"
     )
-    # A broker that is measured has both compilers of the JVM.
+    # A measured broker has both compilers of the JVM.
     os.environ.setdefault("KAFKA_JVM_PERFORMANCE_OPTS", "-XX:+TieredCompilation")
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder, DevBroker() as broker:
         print(f"load {os.getloadavg()[0]:.1f}", flush=True)

@@ -1,11 +1,11 @@
-"""Two ways to move a coordinator's position in the Kafka transaction that publishes: in its group, or as a record.
+"""Two ways to store a coordinator's position in the publishing Kafka transaction: in its group, or as a record.
 
     python benchmarks/positions.py [--sizes 1 20 500] [--rounds 10]
 
-Starts an embedded Kafka. Transactions of the coordinator's shape (messages to a target of four partitions, a record of
-the done log) alternate: sixty whose position goes to the group, by `send_offsets_to_transaction`, as penstock does it,
-and sixty with one more record in the done log in its place, which would be fenced by a transactional id for each half
-partition. Printed are the latency of a transaction and the broker's CPU seconds for it.
+Starts an embedded Kafka. Transactions as the coordinator's (messages to a target of four partitions, a record of the
+done log) alternate: sixty store the position in the group, by `send_offsets_to_transaction`, as penstock does. Sixty
+write one more record to the done log instead, which a transactional id for each half partition would fence. Prints the
+latency of a transaction and the broker's CPU seconds for it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LIMIT_S = 30.0
 
 
 class Publisher:
-    """Publishes with one transactional id, in one of the two ways."""
+    """Publishes with one transactional id, in one of both ways."""
 
     def __init__(self, servers: str, way: str, group_metadata: Any) -> None:
         self._way, self._metadata, self._position = way, group_metadata, 0
@@ -37,7 +37,7 @@ class Publisher:
         self._producer.init_transactions(LIMIT_S)
 
     def publish(self, size: int) -> float:
-        """Run one transaction of so many messages; return its milliseconds."""
+        """Run a transaction of `size` messages; return its milliseconds."""
         producer, begun = self._producer, time.perf_counter()
         producer.begin_transaction()
         for number in range(size):
@@ -55,18 +55,18 @@ class Publisher:
 
 
 def cpu_s(pid: int | None) -> float:
-    """Return the CPU seconds that a process has had."""
+    """Return the CPU seconds that a process has used."""
     fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")")[1].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def main() -> None:
-    """Measure both, in turn."""
+    """Measure both ways in turn."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", nargs="+", type=int, default=[1, 20, 500], help="messages in a transaction")
     parser.add_argument("--rounds", type=int, default=10)
     options = parser.parse_args()
-    # A broker that is measured has both compilers of the JVM.
+    # A measured broker has both compilers of the JVM.
     os.environ.setdefault("KAFKA_JVM_PERFORMANCE_OPTS", "-XX:+TieredCompilation")
     print(f"load {os.getloadavg()[0]:.1f}")
     with DevBroker() as broker:
@@ -78,15 +78,15 @@ def main() -> None:
         while not member.assignment():
             member.poll(0.1)
         publishers = {way: Publisher(servers, way, member.consumer_group_metadata()) for way in ("group", "record")}
-        for one in publishers.values():
+        for publisher in publishers.values():
             for _ in range(5 * IN_A_ROW):
-                one.publish(20)
+                publisher.publish(20)
         for size in options.sizes:
             took, cpu = defaultdict[str, list[float]](list), defaultdict[str, float](float)
             for _ in range(options.rounds):
-                for way, one in publishers.items():
+                for way, publisher in publishers.items():
                     before = cpu_s(broker.pid)
-                    took[way] += [one.publish(size) for _ in range(IN_A_ROW)]
+                    took[way] += [publisher.publish(size) for _ in range(IN_A_ROW)]
                     cpu[way] += cpu_s(broker.pid) - before
                     member.poll(0)
             for way, found in took.items():

@@ -1,4 +1,4 @@
-"""The app that `consume.py` runs in two processes: it sleeps, counts, and writes its count down every 50 ms."""
+"""The app that `consume.py` runs in two processes: it sleeps, counts, and writes its count to a file every 50 ms."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ seen = {"count": 0, "begun": 0.0, "ended": 0.0}
 
 @app.handler(os.environ["BENCH_TOPIC"])
 def sleep(_message: Message) -> None:
-    """Take the time asked for."""
+    """Sleep for the time of the workload."""
     if not seen["begun"]:
         seen["begun"] = time.time()
     time.sleep(seconds)
@@ -30,7 +30,7 @@ def sleep(_message: Message) -> None:
 
 
 def report() -> None:
-    """Write the count down, whole or not at all."""
+    """Write the count to the file in one step."""
     path = Path(os.environ["BENCH_FOLDER"]) / f"{os.getpid()}.json"
     while True:
         time.sleep(0.05)

@@ -1,25 +1,25 @@
-"""How fast results of handlers are published, from one topic into another, beside what does the same in other ways.
+"""How fast results of handlers are published, from one topic into another, compared with other programs.
 
 usage: python benchmarks/publish.py [--messages N] [--slow-messages N] [--rounds N] [--seconds S]
                                     [--warm-up S] [--only empty,slow,latency] [--rate R] [--pc-threads N]
 
 empty    an empty handler, 8 workers
-slow     a handler that takes 5 ms, 64 workers; beside 64 bare threads that sleep and produce, and consume nothing
+slow     a handler of 5 ms, 64 workers; compared with 64 bare threads that sleep and produce, and consume nothing
 latency  messages at 100/s and at half of the exactly-once rate (or at --rate): time from sent to visible
 
-What is compared:
-  at-least-once          penstock: what a handler returns is published
+Contenders:
+  at-least-once          penstock: the results of a handler are published
   exactly-once           the same in Kafka transactions of 100 ms: `App(exactly_once=True)`
   bare-loop              confluent-kafka: consume, produce, flush, commit
   bare-transactions      confluent-kafka: one Kafka transaction per 100 ms with its offsets
   pc-asynchronous        Parallel Consumer's `pollAndProduce`, by key, in its default mode
-  pc-transactional       the same in its transactional mode, which commits every 100 ms, too
+  pc-transactional       the same in its transactional mode, which also commits every 100 ms
 
 Messages have 100 B and one of 10,000 keys, in 8 partitions. It starts its own broker; each contender runs in a process
-of its own, and so does a read_committed reader, which judges all: each message has a result, those of a key are in
-order, and exactly-once results come once. A rate is what became visible a second between two moments: when a fifth of
-all results was visible, and when 95 % were. Rounds go through all contenders in turn, so that a machine that slows down
-slows all.
+of its own, and so does a read_committed reader. The reader checks that each message has a result, that the results of a
+key are in order, and that exactly-once results come once. A rate counts the results that became visible between two
+moments: when a fifth and when 95 % of all were visible. Rounds go through all contenders in turn, so that a machine
+that slows down slows all.
 """
 
 from __future__ import annotations
@@ -53,20 +53,20 @@ from penstock.errors import DevBrokerError
 PARTITIONS = 8
 PARTS = ("empty", "slow", "latency")
 OURS, STRICT = "at-least-once", "exactly-once"
-#: Whose results come once; and what is in no order.
+#: Contenders whose results come once; contenders without an order.
 ONCE = (STRICT, "bare-transactions", "pc-transactional")
 UNORDERED = ("bare-threads",)
 EMPTY = (OURS, STRICT, "bare-loop", "bare-transactions", "pc-asynchronous", "pc-transactional")
 SLOW = (OURS, STRICT, "bare-threads", "pc-asynchronous", "pc-transactional")
 LATENCY = (OURS, STRICT, "bare-transactions")
-#: What is wanted of the exactly-once rate, as a multiple of another's.
+#: Wanted exactly-once rate, as a multiple of another contender's rate.
 WANTED = {"empty": {OURS: 0.8, "pc-transactional": 2.0}, "slow": {"bare-threads": 0.95, "pc-transactional": 2.0}}
 WANTED_MS = "p50 150 ms, p99 300 ms"
-#: With an empty handler they differ so much that for each to take some seconds these get more messages, or fewer.
+#: Their speed with an empty handler differs much. They get more or fewer messages, so that each takes some seconds.
 SHARE = {"bare-loop": 4.0, "bare-transactions": 4.0, "pc-asynchronous": 0.5, "pc-transactional": 0.5}
-#: Seconds below which a rate says little.
+#: A rate over fewer seconds says little.
 SHORTEST_S = 0.5
-#: Seconds at the beginning of paced load that count for nothing.
+#: Seconds at the beginning of paced load that are not counted.
 SKIPPED_S = 2.0
 
 _HERE = Path(__file__).parent
@@ -84,7 +84,7 @@ class Work:
 
 
 class Bench:
-    """A broker, and how contenders are run on it."""
+    """A broker, and methods that run contenders on it."""
 
     def __init__(self, servers: str, runner: Sequence[str], pc_threads: int) -> None:
         self.servers, self._runner, self._pc_threads = servers, runner, pc_threads
@@ -102,7 +102,7 @@ class Bench:
         return name
 
     def filled(self, count: int) -> str:
-        """Make a topic with so many messages."""
+        """Make a topic with `count` messages."""
         name = self.topic()
         producer = Producer({"bootstrap.servers": self.servers, "enable.idempotence": True, "linger.ms": 20})
         for number in range(count):
@@ -111,7 +111,7 @@ class Bench:
         return name
 
     def measure(self, name: str, work: Work, source: str) -> Found:
-        """Run a contender over what is in a topic, and return what a reader saw."""
+        """Run a contender over the messages of a topic, and return what a reader saw."""
         with self._reader() as (reader, target), self._contender(name, work, source, target) as (process, _):
             say(reader, {"count": work.count, "skip_s": 0.0})
             hear(reader, process, name)
@@ -134,7 +134,7 @@ class Bench:
             return judged(name, reader)
 
     def _send_at(self, rate: float, seconds: float, topic: str) -> int:
-        """Send at a rate, in ticks of a millisecond at the least; return how many were sent."""
+        """Send at a rate, in ticks of at least a millisecond; return the number of sent messages."""
         producer = Producer({"bootstrap.servers": self.servers, "enable.idempotence": True, "linger.ms": 1})
         count, begun = 0, time.monotonic()
         while (passed := time.monotonic() - begun) < seconds:
@@ -191,7 +191,7 @@ def child(command: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
 
 
 def end(process: subprocess.Popen[str]) -> None:
-    """Let a child end in order, and kill it where it does not."""
+    """Let a child end in order; kill it if it does not."""
     assert process.stdin is not None
     process.stdin.close()
     try:
@@ -202,14 +202,14 @@ def end(process: subprocess.Popen[str]) -> None:
 
 
 def say(process: subprocess.Popen[str], words: Any) -> None:
-    """Tell a child a line."""
+    """Send a line to a child."""
     assert process.stdin is not None
     process.stdin.write(json.dumps(words) + "\n")
     process.stdin.flush()
 
 
 def hear(process: subprocess.Popen[str], other: subprocess.Popen[str], name: str) -> str:
-    """Return the next line of a child while another one lives."""
+    """Return the next line of a child; fail if the other child has ended."""
     assert process.stdout is not None
     deadline = time.monotonic() + _LONGEST_S
     while not select.select([process.stdout], [], [], 0.2)[0]:
@@ -222,7 +222,7 @@ def hear(process: subprocess.Popen[str], other: subprocess.Popen[str], name: str
 
 
 def judged(name: str, reader: subprocess.Popen[str]) -> Found:
-    """Return what a reader saw, which must be whole, in order, and for some without anything twice."""
+    """Return what a reader saw. It must be complete, in order and, for some contenders, without repeated results."""
     say(reader, "end")
     found = Found(**json.loads(hear(reader, reader, "the reader")))
     wrong = {"missing": found.missing}
@@ -266,12 +266,12 @@ def latencies(bench: Bench, work: Work, load: float, options: argparse.Namespace
     for rate in (100.0, load):
         for name in LATENCY:
             found = [bench.paced(name, work, rate, options.seconds) for _ in range(options.rounds)]
-            p50, p99 = (statistics.median(getattr(one, p) for one in found) for p in ("p50", "p99"))
+            p50, p99 = (statistics.median(getattr(result, p) for result in found) for p in ("p50", "p99"))
             print(f"    {rate:>8,.0f}/s  {name:18} {p50:>8.1f} {p99:>8.1f}", flush=True)
 
 
 def warm_up(bench: Bench, work: Work, seconds: float) -> None:
-    """Run the broker warm: it was just started, and compiles its code for a while."""
+    """Warm the broker up: after its start it compiles its code for a while."""
     until = time.monotonic() + seconds
     source = bench.filled(work.count) if seconds > 0 else ""
     while time.monotonic() < until:
@@ -280,7 +280,7 @@ def warm_up(bench: Bench, work: Work, seconds: float) -> None:
 
 
 def parallel_consumer() -> Sequence[str]:
-    """Return the command of Parallel Consumer's runner; nothing, and say why, where it cannot be had."""
+    """Return the command of Parallel Consumer's runner; empty, with a printed reason, if it cannot be made."""
     try:
         return runner_command()
     except (DevBrokerError, OSError, subprocess.SubprocessError) as error:
@@ -300,7 +300,7 @@ def main() -> None:
     parser.add_argument("--pc-threads", type=int, default=256, help="Parallel Consumer's with an empty handler")
     parser.add_argument("--only", default=",".join(PARTS), help="parts, with commas between")
     options = parser.parse_args()
-    parts = [one.strip() for one in options.only.split(",")]
+    parts = [part.strip() for part in options.only.split(",")]
     if unknown := sorted(set(parts) - set(PARTS)):
         parser.error(f"no such part: {', '.join(unknown)}; there are {', '.join(PARTS)}")
     if "latency" in parts and "empty" not in parts and options.rate is None:

@@ -1,8 +1,8 @@
-"""What `publish.py` measures: programs that take messages from one topic and write a result of each to another.
+"""The contenders of `publish.py`: programs that read messages from a topic and write a result of each to another.
 
 usage: python benchmarks/publish_contenders.py NAME SERVERS SOURCE TARGET GROUP WORKERS HANDLER_SECONDS COUNT
 
-Each runs in a process of its own, writes what it read with the same key, and ends in order when standard input does.
+Each runs in its own process, writes the value it read with the same key, and ends in order when standard input ends.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from penstock.consumer import ConsumerSettings
 
 KEYS = 10_000
 SIZE = 100
-NUMBER = slice(8, 16)  # bytes of a value with the message's number; before it stands the time at which it was sent
+NUMBER = slice(8, 16)  # bytes of a value with the message's number; the send time is before it
 PADDING = os.urandom(SIZE - NUMBER.stop)
 INTERVAL_S = 0.1  # between two transactions
 
 _FETCHED = 10_000
-#: What penstock sets, too: the library waits 100 ms after each commit before it asks again whether markers are written.
+#: As in penstock: the library waits 100 ms after each commit before it asks again whether markers are written.
 _TRANSACTIONAL = {"retry.backoff.ms": 1, "retry.backoff.max.ms": 5}
 
 
 @dataclass(frozen=True)
 class Task:
-    """What a contender is to do."""
+    """The task of a contender."""
 
     servers: str
     source: str
@@ -56,7 +56,7 @@ def key_of(number: int) -> bytes:
 
 
 def value_of(number: int) -> bytes:
-    """Return the value of a message that is sent now."""
+    """Return the value of a message with the present time."""
     return time.time_ns().to_bytes(8, "big") + number.to_bytes(8, "big") + PADDING
 
 
@@ -87,7 +87,7 @@ class Sender:
                 return
 
     def flush(self) -> None:
-        """Return when all that was sent is stored."""
+        """Wait until all sent messages are stored."""
         left = self.producer.flush(60)
         if left or self._failed:
             sys.exit(f"{left} messages are not stored: {self._failed[:1]}")
@@ -109,7 +109,7 @@ class Intake:
         self.consumer.subscribe([task.source])
 
     def take(self, timeout: float) -> list[Message]:
-        """Return what is there; wait for the first only."""
+        """Return the available messages; wait only for the first one."""
         first = self.consumer.poll(timeout)
         batch = [] if first is None else [first, *self.consumer.consume(_FETCHED, 0)]
         return [message for message in batch if message.error() is None]
@@ -129,7 +129,7 @@ def bare_loop(task: Task, stopping: threading.Event) -> None:
 
 
 def bare_transactions(task: Task, stopping: threading.Event) -> None:
-    """Consume and produce in Kafka transactions that are ended, with their offsets, every 100 ms."""
+    """Consume and produce in Kafka transactions that end, with their offsets, every 100 ms."""
     intake, sender = Intake(task), Sender(task.servers, **_TRANSACTIONAL, **{"transactional.id": task.group})
     producer, consumer = sender.producer, intake.consumer
     producer.init_transactions(30)
@@ -145,14 +145,14 @@ def bare_transactions(task: Task, stopping: threading.Event) -> None:
             if left <= 0:
                 break
             batch = intake.take(left)
-        positions = [one for one in consumer.position(consumer.assignment()) if one.offset >= 0]
+        positions = [place for place in consumer.position(consumer.assignment()) if place.offset >= 0]
         producer.send_offsets_to_transaction(positions, consumer.consumer_group_metadata(), 30)
         producer.commit_transaction(30)
     consumer.close()
 
 
 def penstock_app(task: Task, stopping: threading.Event, *, exactly_once: bool) -> None:
-    """Publish what a handler returns."""
+    """Publish the results of a handler."""
     app = penstock.App(
         task.group,
         bootstrap_servers=task.servers,
@@ -175,7 +175,7 @@ def penstock_app(task: Task, stopping: threading.Event, *, exactly_once: bool) -
 
 
 def bare_threads(task: Task, stopping: threading.Event) -> None:
-    """Sleep and produce in so many threads, that consume nothing: a bound for whatever does."""
+    """Sleep and produce in threads that consume nothing: an upper bound for the others."""
     sender, numbers, lock = Sender(task.servers), iter(range(task.count)), threading.Lock()
 
     def work() -> None:

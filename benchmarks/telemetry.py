@@ -1,18 +1,18 @@
-"""What telemetry and reports cost a consumer: the same app without and with them, in alternating rounds.
+"""The cost of telemetry and reports for a consumer: the same app without and with them, in alternating rounds.
 
 usage: python benchmarks/telemetry.py [--rounds N] [--count N] [--work 20us,empty] [--only metrics,tracing,report,...]
 
-off       no telemetry and no reports; what all others are held against
-metrics   no spans: a meter provider of the SDK that is read every 5 s, and a tracer provider that makes none
-sampled   the same, and the times of one message of a hundred alone: `Telemetry(sample_ratio=0.01)`
+off       no telemetry and no reports; all others are compared with it
+metrics   no spans: a meter provider of the SDK that is read every 5 s, and a tracer provider without spans
+sampled   the same, with the times of only one message of a hundred: `Telemetry(sample_ratio=0.01)`
 tracing   `Telemetry(sample_ratio=0.01)`: those metrics and, of one message of a hundred, a span, exported to nowhere
-headers   tracing of messages that carry two headers, `traceparent` of traces that nobody sampled among them; held
-          against `bare`, the same messages without telemetry
+headers   tracing of messages with two headers, one of them the `traceparent` of a trace that is not sampled; compared
+          with `bare`, the same messages without telemetry
 report    `App(report=True)`, a report every 2 s
 
-The handler does so many microseconds of work of the processor, always the same. CPU is that of the process, all its
-threads, from the first handler call to the last: it hardly moves with what else the machine does, so its ratios are
-what to go by. They are medians of each round's ratio to `off` of the same round, the runs of which alternate.
+The handler always uses the processor for the same number of microseconds. CPU is that of all threads of the process,
+from the first handler call to the last. Other load hardly changes it, so use its ratios. They are medians of each
+round's ratio to `off` of the same round; the runs of a round alternate.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ HEADERS: list[tuple[str, str | bytes | None]] = [
 
 @dataclass(frozen=True)
 class Cost:
-    """What a run took, in microseconds a message."""
+    """The cost of a run, in microseconds a message."""
 
     wall: float
     cpu: float
 
 
 class Nowhere(SpanExporter):
-    """Takes spans and drops them, counted."""
+    """Counts spans and drops them."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -70,7 +70,7 @@ class Nowhere(SpanExporter):
 
 
 class Unread(MetricExporter):
-    """Takes metrics and drops them."""
+    """Drops metrics."""
 
     def export(self, *_: Any, **__: Any) -> MetricExportResult:
         """Do nothing."""
@@ -85,7 +85,7 @@ class Unread(MetricExporter):
 
 
 class Span:
-    """Sees the first and the last call of a handler, by wall and by the process's CPU."""
+    """Records the first and the last call of a handler, in wall time and in CPU time of the process."""
 
     def __init__(self, count: int) -> None:
         self.done = threading.Event()
@@ -94,7 +94,7 @@ class Span:
         self._begun = self._ended = (0.0, 0.0)
 
     def tick(self) -> None:
-        """Note one call."""
+        """Count a call."""
         turn = next(self._turn)
         if turn == 1:
             self._begun = (time.perf_counter(), time.process_time())
@@ -104,13 +104,13 @@ class Span:
 
     @property
     def cost(self) -> Cost:
-        """What lay between the two."""
+        """The cost between the first and the last call."""
         wall, cpu = (1e6 * (ended - begun) / self._count for begun, ended in zip(self._begun, self._ended, strict=True))
         return Cost(wall, cpu)
 
 
 def steps_of(microseconds: float) -> int:
-    """Return how many steps of `work` take so long on this machine, by the CPU of this thread: the least of ten."""
+    """Return the number of steps of `work` for so many microseconds of CPU on this machine: the least of ten tries."""
     steps = 100_000
 
     def once() -> float:
@@ -122,13 +122,13 @@ def steps_of(microseconds: float) -> int:
 
 
 def work(steps: int) -> None:
-    """Take the processor's time, in Python."""
+    """Use the processor, in Python."""
     for _ in range(steps):
         pass
 
 
 def filled(bootstrap: str, count: int, headers: list[tuple[str, str | bytes | None]]) -> str:
-    """Make a topic with so many messages."""
+    """Make a topic with `count` messages."""
     topic = f"telemetry-{uuid.uuid4().hex[:8]}"
     admin = AdminClient({"bootstrap.servers": bootstrap})
     admin.create_topics([NewTopic(topic, PARTITIONS, 1)])[topic].result()
@@ -148,7 +148,7 @@ def filled(bootstrap: str, count: int, headers: list[tuple[str, str | bytes | No
 
 
 def cost_of(bootstrap: str, topic: str, count: int, steps: int, variant: str) -> Cost:
-    """Consume all of a topic in a new group and return what that took."""
+    """Consume all of a topic in a new group and return the cost."""
     seen, exporter = Span(count), Nowhere()
     tracers = TracerProvider(shutdown_on_exit=False)
     tracers.add_span_processor(BatchSpanProcessor(exporter))
@@ -187,7 +187,7 @@ def cost_of(bootstrap: str, topic: str, count: int, steps: int, variant: str) ->
 
 
 def table(rounds: dict[str, list[Cost]]) -> None:
-    """Print what each variant took and its ratios."""
+    """Print the cost of each variant and its ratios."""
     print("| variant | CPU, us a message | wall | CPU, to off | min to max | wall, to off |\n|---|---|---|---|---|---|")
     for name, costs in rounds.items():
         base = rounds["bare" if name in {"bare", "headers"} else "off"]
@@ -202,7 +202,7 @@ def table(rounds: dict[str, list[Cost]]) -> None:
 
 
 def main() -> None:
-    """Run what was asked for."""
+    """Run the chosen variants."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--count", type=int, default=100_000, help="messages of a run; ten times with an empty handler")
@@ -213,8 +213,8 @@ def main() -> None:
     variants = ["off", *(name for name in wanted if name != "headers"), *(["bare"] * ("headers" in wanted))]
     variants += ["headers"] * ("headers" in wanted)
     with DevBroker() as broker:
-        for one in given.work.split(","):
-            microseconds = 0 if one == "empty" else int(one.removesuffix("us"))
+        for kind_of_work in given.work.split(","):
+            microseconds = 0 if kind_of_work == "empty" else int(kind_of_work.removesuffix("us"))
             count = given.count if microseconds else 10 * given.count
             steps = steps_of(microseconds) if microseconds else 0
             plain = filled(broker.bootstrap_servers, count, [])
@@ -226,7 +226,7 @@ def main() -> None:
                     cost = cost_of(broker.bootstrap_servers, topics.get(name, plain), count, steps, name)
                     if number:  # the first round is warm-up
                         rounds[name].append(cost)
-            print(f"\nhandler: {one}, {count} messages, {given.rounds} rounds\n")
+            print(f"\nhandler: {kind_of_work}, {count} messages, {given.rounds} rounds\n")
             table(rounds)
 
 

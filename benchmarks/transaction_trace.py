@@ -1,8 +1,8 @@
-"""Where the time of a transaction goes, hop by hop: for `transactions.py --trace`.
+"""The time of a transaction, hop by hop, for `transactions.py --trace`.
 
-Each process notes when a message passes its hops, by the time of sending that its value begins with, the same clock on
-one machine. Only every few messages are noted, and nothing in penstock knows of it: the functions that a message passes
-are wrapped here.
+Each process records when a message passes its hops, with the send time at the beginning of its value; one machine has
+one clock. Only one message in several is recorded. penstock does not know of it: this file wraps the functions that a
+message passes.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from penstock.transactions.stores.kafka.coordinator.half_partition import HalfPa
 
 #: Bytes of send time at the start of each value, in nanoseconds.
 STAMP = 8
-#: One message in so many is noted. A prime: at 8, of those sent every 10 ms all or none were.
+#: One message in so many is recorded. A prime: with 8, all or none of those sent every 10 ms were recorded.
 _EVERY = 7
 
-#: The hops of a message, each with what has happened by its end.
+#: The hops of a message, each with its last event.
 HOPS = {
     "half stored": "from the send, with any wait for room, until the half is acknowledged",
     "decision stored": "until the decision is acknowledged",
@@ -36,14 +36,14 @@ HOPS = {
 }
 _SENDER = ("half stored", "decision stored")
 _COORDINATOR = ("half read", "decision read", "group begun", "group committed")
-#: The steps of one Kafka transaction of the coordinator, by the name of the call that it waits in.
+#: The steps of a Kafka transaction of the coordinator, by the name of the blocking call.
 STEPS = ("begin_transaction", "send_offsets_to_transaction", "delivery", "commit_transaction")
 
 Notes = dict[str, dict[int, int]]
 
 
 class Trace:
-    """What one process notes: when which message passed which hop, in nanoseconds; and how long steps took."""
+    """The records of one process: the time in ns at which a message passed a hop, and the durations of steps."""
 
     def __init__(self) -> None:
         self.notes: Notes = {hop: {} for hop in HOPS}
@@ -51,13 +51,13 @@ class Trace:
         self.groups: list[int] = []
 
     def note(self, hop: str, value: bytes | None, now: int) -> None:
-        """Note that a message passed a hop."""
+        """Record that a message passed a hop."""
         stamp = int.from_bytes((value or b"")[:STAMP], "big")
         if stamp // 1_000 % _EVERY == 0:
             self.notes[hop][stamp] = now
 
     def take(self) -> dict[str, Any]:
-        """Return all of it, as JSON takes it, and forget it."""
+        """Return the records for JSON, and forget them."""
         notes = {hop: list(times.items()) for hop, times in self.notes.items() if times}
         taken = {"notes": notes, "steps": self.steps, "groups": self.groups}
         self.notes = {hop: {} for hop in HOPS}
@@ -65,15 +65,15 @@ class Trace:
         return taken
 
     def of_sender(self) -> None:
-        """Note what happens to flights of this process."""
+        """Record the hops of flights in this process."""
         for name, hop in zip(("_halves_answered", "_decision_answered"), _SENDER, strict=True):
             self._wrap(Flight, name, lambda flight, *_, hop=hop: self.note(hop, flight.halves[0].value, time.time_ns()))
 
     def of_coordinator(self) -> None:
-        """Note what the coordinator of this process reads, decides and commits."""
+        """Record what the coordinator of this process reads, decides and commits."""
         read, decided, begun, committed = _COORDINATOR
         self._wrap(PartitionState, "add_half", lambda _, __, half, *___: self.note(read, half.value, time.time_ns()))
-        self._wrap(PartitionState, "_decide", lambda _, one, *__: self.note(decided, one.half.value, time.time_ns()))
+        self._wrap(PartitionState, "_decide", lambda _, tx, *__: self.note(decided, tx.half.value, time.time_ns()))
         self._wrap(HalfPartition, "began", lambda _, batch: self._group(begun, batch.decided))
         self._wrap(HalfPartition, "settled", lambda _, batch, __: self._group(committed, batch.decided))
         self._wrap(TransactionalWriter, "step", self._step)
@@ -88,7 +88,7 @@ class Trace:
             self.groups.append(len(settled))
 
     def _step(self, writer: TransactionalWriter, _: str) -> None:
-        """Note how long the call took that a writer was in."""
+        """Record the duration of a writer's call."""
         if writer.doing in self.steps:
             self.steps[writer.doing].append(time.monotonic() - writer.doing_since)
 
@@ -108,17 +108,17 @@ class Trace:
 
 
 def report(taken: Iterable[dict[str, Any]]) -> None:
-    """Print what the processes noted: p50 and p99 of each hop, its part of all the time, and the steps of a group."""
+    """Print p50 and p99 of each hop, its part of the total time, and the steps of a group."""
     times: dict[int, dict[str, int]] = {}
     steps: dict[str, list[float]] = {}
     groups: list[int] = []
-    for one in taken:
-        for hop, noted in one["notes"].items():
+    for record in taken:
+        for hop, noted in record["notes"].items():
             for stamp, at in noted:
                 times.setdefault(stamp, {})[hop] = at
-        for step, took in one["steps"].items():
+        for step, took in record["steps"].items():
             steps.setdefault(step, []).extend(took)
-        groups += one["groups"]
+        groups += record["groups"]
     whole = {stamp: passed for stamp, passed in times.items() if len(passed) == len(HOPS)}
     waits: dict[str, list[float]] = {hop: [] for hop in (*HOPS, "all")}
     for stamp, passed in whole.items():
@@ -137,11 +137,11 @@ def report(taken: Iterable[dict[str, Any]]) -> None:
     sizes = f"size p50 {quantile(groups, 50):.0f}, p99 {quantile(groups, 99):.0f}"
     print(f"groups of the coordinator: {len(groups):,}, {sizes}; their steps, p50 and p99 in ms:")
     for step, found in steps.items():
-        found_ms = [1_000 * one for one in found]
+        found_ms = [1_000 * record for record in found]
         print(f"{step:>28} {quantile(found_ms, 50):>8.1f} {quantile(found_ms, 99):>8.1f}")
 
 
 def quantile(some: Iterable[float], percent: int) -> float:
-    """Return the value below which so many percent lie; 0 where there is none."""
+    """Return a percentile; 0 without values."""
     ordered = sorted(some)
     return ordered[len(ordered) * percent // 100] if ordered else 0.0

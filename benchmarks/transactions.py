@@ -1,29 +1,29 @@
-"""Committed transactions a second, and how soon they are visible, beside plain sends on the same broker.
+"""Committed transactions a second, and their time to visible, compared with plain sends on the same broker.
 
     python benchmarks/transactions.py [--rounds 3] [--warm-up 75] [--in-flight 1 16 64 256 2000] [--rocketmq]
     python benchmarks/transactions.py --restart [--settled 1000000] [--pending 10000]
     python benchmarks/transactions.py --disk [--settled 1000000]
     python benchmarks/transactions.py --trace [--in-flight 16 64 256] [--pace 100 5000]
 
-Starts an embedded Kafka, a coordinator and a read_committed reader, each in a process of its own, and sends 128-byte
-messages. CPU is that of sender and coordinator, for each message. Counted is what the reader saw, from the first send
-to the last message in its hands; a latency runs from before the send (and any wait for room) to the reader's hands. For
-each number in flight, so many rounds each:
+Starts an embedded Kafka, a coordinator and a read_committed reader, each in its own process, and sends 128-byte
+messages. CPU is that of sender and coordinator, for each message. The rate counts the messages that the reader got,
+from the first send to the last message; a latency runs from before the send (and any wait for room) to the reader's
+hands. For each number in flight, several rounds of:
 
-- **futures**: one thread that `submit`s and has so many open; **sent** the same, not waiting for stored decisions;
-- **many** the same by `submit_many`, an eighth at a time;
-- **threads**: so many threads that each call `send`; **async**: so many tasks that each await `send_async`;
+- **futures**: one thread that `submit`s and has so many open; **sent**: the same without waiting for stored decisions;
+- **many**: the same by `submit_many`, an eighth at a time;
+- **threads**: as many threads that call `send`; **async**: as many tasks that await `send_async`;
 - **plain**: idempotent acks=all sends, as many open from one thread, to the same reader.
 
-Then **paced** load at 100/s and at half of the greatest, one **Kafka transaction per message** from 1 and 16 producers,
-plain sends that wait for nothing, and with `--rocketmq` RocketMQ's transactional sends in the same run, with the ratios
-that are wanted: `peers/rocketmq`, which fetches it once into penstock's cache.
+Then **paced** load at 100/s and at half of the greatest rate, one **Kafka transaction per message** from 1 and 16
+producers, plain sends that wait for nothing, and with `--rocketmq` RocketMQ's transactional sends in the same run, with
+the wanted ratios: `peers/rocketmq` fetches it once into penstock's cache.
 
-`--trace` follows messages through all hops and says where the time goes, with so many in flight and at these rates.
+`--trace` follows messages through all hops and prints the time of each, with so many in flight and at these rates.
 
-`--restart` measures how long a new coordinator needs until it has taken over a store with so many settled and pending
-transactions; `--disk` what half, op and done hold on disk while so many are settled, on a broker that removes files at
-once that are not needed any more (by default it does so within six minutes).
+`--restart` measures the time of a new coordinator to take over a store with so many settled and pending transactions.
+`--disk` measures the disk use of half, op and done while so many are settled, on a broker that removes unneeded files
+at once (by default within six minutes).
 """
 
 from __future__ import annotations
@@ -61,16 +61,16 @@ PARTITIONS = 8
 SIZE = 128
 KEYS = [b"%d" % number for number in range(10_000)]
 PADDING = os.urandom(SIZE - STAMP)
-#: For `--disk`: by default a broker looks every five minutes for files that are not needed, and keeps them for another.
+#: For `--disk`: by default a broker looks for unneeded files every five minutes, and keeps them for another minute.
 _SOON = {"log.retention.check.interval.ms": "5000", "log.segment.delete.delay.ms": "1000"}
-#: What is wanted of the rate at so many in flight, as a multiple of RocketMQ's best at the threads named.
+#: Wanted rate for each number in flight: a factor, and the number of RocketMQ's threads whose rate it multiplies.
 WANTED = {16: (0.8, 16), 64: (1.2, 64), 256: (3.0, 64), 2_000: (7.0, 64)}
 
 Figures = dict[str, float]
 
 
 class Child:
-    """A process of this script in another role, that answers each line it is told with one line of JSON."""
+    """A process of this script in another role. It answers each line with one line of JSON."""
 
     def __init__(self, role: str, *arguments: str) -> None:
         command = [sys.executable, __file__, "--role", role, *arguments]
@@ -80,7 +80,7 @@ class Child:
         self._heard()
 
     def ask(self, line: str = "") -> Any:
-        """Tell it a line and return its answer."""
+        """Send a line and return the answer."""
         assert self._process.stdin is not None
         self._process.stdin.write(line + "\n")
         self._process.stdin.flush()
@@ -103,7 +103,7 @@ def say(answer: Any) -> None:
 
 
 def coordinate(servers: str, traced: str = "") -> None:
-    """Role: the coordinator, which asks nobody. Each line asks for its statistics, or for its trace."""
+    """Role: the coordinator, which sends no checks. Each line asks for its statistics, or for its trace."""
     trace = Trace()
     if traced:
         trace.of_coordinator()
@@ -119,7 +119,7 @@ def coordinate(servers: str, traced: str = "") -> None:
 
 
 def read(servers: str, topic: str, traced: str = "") -> None:
-    """Role: a reader that is always there. A line with a number: wait for so many messages in all, and tell of them."""
+    """Role: the reader. A line with a number: wait for so many messages in all, and print their times."""
     consumer = Consumer({"bootstrap.servers": servers, "group.id": "reader", "isolation.level": "read_committed"})
     consumer.assign([TopicPartition(topic, number, 0) for number in range(PARTITIONS)])
     lock, stopping, trace = threading.Lock(), threading.Event(), Trace()
@@ -160,12 +160,12 @@ def read(servers: str, topic: str, traced: str = "") -> None:
 
 
 def stamped(at_ns: int = 0) -> bytes:
-    """Return a value that says when it was made, or was to be."""
+    """Return a value with the present time, or the planned send time."""
     return (at_ns or time.time_ns()).to_bytes(STAMP, "big") + PADDING
 
 
 def by_futures(wide: int, end: float, submit: Callable[[bytes, bytes], Callable[[], object]]) -> int:
-    """Send from one thread with so many open until the time has come; return how many were sent."""
+    """Send from one thread with `wide` open until `end`; return the number of sent messages."""
     count, open_ones = 0, deque[Callable[[], object]]()
     while time.monotonic() < end:
         if len(open_ones) >= wide:
@@ -178,7 +178,7 @@ def by_futures(wide: int, end: float, submit: Callable[[bytes, bytes], Callable[
 
 
 def by_many(wide: int, end: float, bench: Bench) -> int:
-    """Send from one thread, many at a time, with so many open until the time has come; return how many were sent."""
+    """Send from one thread, many at a time, with `wide` open until `end`; return the number of sent messages."""
     step, count, open_ones = max(1, wide // 8), 0, deque[Any]()
     while time.monotonic() < end:
         while len(open_ones) > wide - step:
@@ -192,7 +192,7 @@ def by_many(wide: int, end: float, bench: Bench) -> int:
 
 
 def by_threads(wide: int, end: float, send: Callable[[bytes, bytes], object]) -> int:
-    """Send from so many threads until the time has come; return how many were sent."""
+    """Send from `wide` threads until `end`; return the number of sent messages."""
     counts = [0] * wide
 
     def work(me: int) -> None:
@@ -211,7 +211,7 @@ def by_threads(wide: int, end: float, send: Callable[[bytes, bytes], object]) ->
 
 
 def by_tasks(wide: int, end: float, producer: TransactionalProducer, topic: str) -> int:
-    """Send from so many tasks of one event loop until the time has come; return how many were sent."""
+    """Send from `wide` tasks of one event loop until `end`; return the number of sent messages."""
     counts = [0] * wide
 
     async def work(me: int) -> None:
@@ -229,12 +229,12 @@ def by_tasks(wide: int, end: float, producer: TransactionalProducer, topic: str)
 
 
 def paced(rate: float, end: float, submit: Callable[[bytes, bytes], Callable[[], object]]) -> int:
-    """Send at a rate until the time has come, in ticks of a millisecond at the least; return how many were sent."""
+    """Send at a rate until `end`, in ticks of at least a millisecond; return the number of sent messages."""
     count, begin, begin_ns = 0, time.monotonic(), time.time_ns()
     open_ones = deque[Callable[[], object]]()
     while (now := time.monotonic()) < end:
         while count < (now - begin) * rate:
-            # When it was to be sent: what a sender that is late does to those behind counts, too.
+            # The planned send time: the delay that a late sender causes counts, too.
             due_ns = begin_ns + int(count / rate * 1e9)
             open_ones.append(submit(KEYS[count % len(KEYS)], stamped(due_ns)))
             count += 1
@@ -289,7 +289,7 @@ class Bench:
         return lambda: sent.result(60)
 
     def measure(self, seconds: float, work: Callable[[float], int]) -> Figures:
-        """Send, wait until the reader has all of it, and return the rate, the latencies in ms and the group size."""
+        """Send, wait until the reader has all messages, and return the rate, the latencies in ms and the group size."""
         before, begin, cpu_s = self.coordinator.ask(), time.time_ns(), time.process_time()
         count = work(time.monotonic() + seconds)
         cpu_s = time.process_time() - cpu_s
@@ -306,7 +306,7 @@ class Bench:
         }
 
     def close(self) -> None:
-        """End all."""
+        """End the producer and the children."""
         self.producer.stop()
         self.plain.stop(5)
         self.coordinator.close()
@@ -314,10 +314,10 @@ class Bench:
 
 
 def warm_up(bench: Bench, seconds: float) -> None:
-    """Run the broker, the connections and the coordinator warm.
+    """Warm up the broker, the connections and the coordinator.
 
-    A broker that was just started compiles its code for a minute, on the cores that all share: its first Kafka
-    transactions take five times as long as later ones.
+    A new broker compiles its code for a minute, on the cores that all share: its first Kafka transactions take five
+    times as long as later ones.
     """
     end = time.monotonic() + seconds
     while True:
@@ -329,7 +329,7 @@ def warm_up(bench: Bench, seconds: float) -> None:
 
 
 def several(bench: Bench, what: str, wide: int, work: Callable[[float], int]) -> Figures:
-    """Measure some rounds, print them as one line, and return the middle."""
+    """Measure some rounds, print them as one line, and return the median."""
     rounds = [bench.measure(bench.seconds, work) for _ in range(bench.rounds)]
     middle = {name: median(figures[name] for figures in rounds) for name in rounds[0]}
     rates = " / ".join(f"{figures['rate']:,.0f}" for figures in sorted(rounds, key=lambda each: each["rate"]))
@@ -342,7 +342,7 @@ def several(bench: Bench, what: str, wide: int, work: Callable[[float], int]) ->
 
 
 def transactions_of_kafka(servers: str, topic: str, producers: int, seconds: float) -> float:
-    """Return messages a second of so many producers that each commit one Kafka transaction per message."""
+    """Return messages a second of producers that commit one Kafka transaction per message."""
     counts, go = [0] * producers, threading.Barrier(producers)
 
     def work(me: int) -> None:
@@ -413,7 +413,7 @@ def throughput(servers: str, options: argparse.Namespace) -> None:
 
 
 def compare(best: dict[int, float], options: argparse.Namespace) -> None:
-    """Run RocketMQ on the same machine and print the ratios that are wanted."""
+    """Run RocketMQ on the same machine and print the wanted ratios."""
     if not options.rocketmq:
         print("RocketMQ was not measured: ask for it with --rocketmq")
         return
@@ -427,17 +427,17 @@ def compare(best: dict[int, float], options: argparse.Namespace) -> None:
 
 
 def settle(bench: Bench, settled: int, pending: int) -> None:
-    """Commit so many transactions, and leave so many undecided, spread among them."""
+    """Commit `settled` transactions, and leave `pending` ones undecided, spread among them."""
     every, left, open_ones = max(1, settled // max(1, pending)), pending, deque[Callable[[], object]]()
 
     async def undecided(count: int) -> None:
-        async def one() -> None:
+        async def settle_one() -> None:
             async with bench.producer.transaction(bench.other, key=b"k", value=PADDING) as tx:
                 tx.unknown()
 
-        await asyncio.gather(*(one() for _ in range(count)))
+        await asyncio.gather(*(settle_one() for _ in range(count)))
 
-    # A hundred at a time: an event loop for each alone would be most of the time.
+    # A hundred at a time: an event loop for each would take most of the time.
     for number in range(settled):
         if left > 0 and number % (every * 100) == 0:
             asyncio.run(undecided(min(100, left)))
@@ -450,7 +450,7 @@ def settle(bench: Bench, settled: int, pending: int) -> None:
 
 
 def trace(servers: str, options: argparse.Namespace) -> None:
-    """Follow messages through all hops, and print where the time goes."""
+    """Follow messages through all hops, and print the time of each."""
     noted = Trace()
     noted.of_sender()
     bench = Bench(servers, options.seconds, 1, "traced")
@@ -468,12 +468,12 @@ def trace(servers: str, options: argparse.Namespace) -> None:
 
 
 def restart(servers: str, options: argparse.Namespace) -> None:
-    """Measure how long a new coordinator needs to take the store over."""
+    """Measure the time of a new coordinator to take the store over."""
     bench = Bench(servers, 0, 0)
     settle(bench, options.settled, options.pending)
     while bench.coordinator.ask()["pending"] != options.pending:
         time.sleep(0.5)
-    # Long enough for the coordinator to write down what it carries, and to trim its logs.
+    # Long enough for the coordinator to copy pending halves, and to trim its logs.
     time.sleep(12)
     bench.coordinator.close()
     begin = time.monotonic()
@@ -490,7 +490,7 @@ def restart(servers: str, options: argparse.Namespace) -> None:
 
 
 def disk(servers: str, folder: Path, options: argparse.Namespace) -> None:
-    """Print what half, op and done hold on disk while transactions are settled."""
+    """Print the disk use of half, op and done while transactions are settled."""
     bench = Bench(servers, 0, 0)
     step = max(1, options.settled // 10)
     for number in range(1, 11):
@@ -503,7 +503,7 @@ def disk(servers: str, folder: Path, options: argparse.Namespace) -> None:
 
 
 def held(folder: Path, beginning: str) -> int:
-    """Return the bytes on disk in partitions whose folder's name begins so."""
+    """Return the bytes on disk of partitions whose folder's name has this beginning."""
     files = (file for place in folder.rglob(f"{beginning}*") if place.is_dir() for file in place.iterdir())
     return sum(file.stat().st_blocks * 512 for file in files if file.exists())
 
@@ -515,8 +515,8 @@ def load() -> str:
 
 @contextmanager
 def a_broker(options: argparse.Namespace) -> Iterator[tuple[str, Path]]:
-    """Give the addresses of a broker, and where it keeps its data."""
-    # A broker that is measured has both compilers of the JVM, as RocketMQ's has.
+    """Yield the addresses of a broker, and its data folder."""
+    # A measured broker has both compilers of the JVM, as RocketMQ's has.
     os.environ.setdefault("KAFKA_JVM_PERFORMANCE_OPTS", "-XX:+TieredCompilation")
     if options.bootstrap:
         yield options.bootstrap, Path()

@@ -1,4 +1,4 @@
-"""A peer in Python: an environment of its own in penstock's cache, so that penstock's stays as it is."""
+"""The Python environment of a peer, in penstock's cache, separate from penstock's own."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from pathlib import Path
 
 from penstock.devbroker.java.jars import cache_folder
 
-#: What scripts of peers import from: the folder that holds `peers`.
+#: The folder from which scripts of peers import: the parent of `peers`.
 BENCHMARKS = Path(__file__).parent.parent
 
 
 def python_with(name: str, *requirements: str) -> Path:
-    """Return the Python of an environment that holds `requirements`, making it if the cache does not have it.
+    """Return the Python of an environment with `requirements`; make it if the cache does not have it.
 
     Raises:
         OSError: the cache cannot be written.
-        subprocess.SubprocessError: the environment could not be made, or a requirement not be had.
+        subprocess.SubprocessError: the environment could not be made, or a requirement not be installed.
     """
     text = "\n".join((sys.version, *requirements))
     folder = cache_folder() / f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"

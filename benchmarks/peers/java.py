@@ -1,4 +1,4 @@
-"""A peer in Java: its jars, and small programs of ours compiled against them, kept in penstock's cache.
+"""A peer in Java: its jars, and our small programs compiled against them, in penstock's cache.
 
 They are made once, by the Ivy inside pyspark and Eclipse's compiler: the Java of a wheel has none.
 """
@@ -27,16 +27,16 @@ class JavaPeer:
     name: str
     version: str
     sources: Path
-    #: Organisation, name and revision of what is fetched, besides what that depends on.
+    #: Organisation, name and revision of each module to fetch, with its dependencies.
     modules: tuple[tuple[str, str, str], ...]
 
     def command(self, program: str, *options: str, before: Path | None = None) -> list[str]:
-        """Return the command of a program without its arguments, making what it needs if the cache does not have it.
+        """Return the command of a program without its arguments; fetch and compile it if the cache does not have it.
 
         Args:
-            program: name of a class; one of the folder's, or one of the library.
+            program: name of a class, of the folder or of the library.
             options: for the JVM.
-            before: a folder whose files go before those of the jars.
+            before: a folder whose files come before those of the jars.
 
         Raises:
             DevBrokerError: there is no Java, or the cache cannot be written.

@@ -1,6 +1,6 @@
-"""What a consumer's process measures of itself, the same for penstock and for its peers in Python.
+"""The measurements that a consumer's process makes, the same for penstock and for its peers in Python.
 
-It imports nothing but the standard library, for it runs in their environments.
+It imports only the standard library, because it runs in their environments.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from operator import length_hint
 
 @dataclass(frozen=True)
 class Task:
-    """What a consumer is asked for on its command line."""
+    """The task of a consumer, from its command line."""
 
     servers: str
     topic: str
@@ -23,24 +23,24 @@ class Task:
     count: int
     #: Handlers at once.
     width: int
-    #: What a handler takes; 0 is an empty one.
+    #: Seconds of a handler; 0: an empty one.
     handler_s: float
-    #: Seconds after which it ends without having handled all.
+    #: Seconds after which it ends, even if messages are left.
     limit_s: float
 
     @classmethod
     def parse(cls, arguments: list[str]) -> Task:
-        """Read what `arguments` wrote."""
+        """Parse the result of `arguments`."""
         servers, topic, count, width, handler_s, limit_s = arguments
         return cls(servers, topic, int(count), int(width), float(handler_s), float(limit_s))
 
     def arguments(self) -> list[str]:
-        """Return it for a command line."""
+        """Return the task as a command line."""
         return [self.servers, self.topic, *map(str, (self.count, self.width, self.handler_s, self.limit_s))]
 
 
 class Measurement:
-    """Sees the beginning of the first handler and the end of the last one. Any thread may tell it."""
+    """Records the beginning of the first handler and the end of the last one. For any thread."""
 
     def __init__(self, task: Task) -> None:
         self._limit_s = task.limit_s
@@ -51,20 +51,20 @@ class Measurement:
         self._begun = self._ended = self._cpu_begun = 0.0
 
     def begin(self) -> None:
-        """Note that a handler begins."""
+        """Record that a handler begins."""
         if not self._begun:
             self._cpu_begun = time.process_time()
             self._begun = time.perf_counter()
             self._first.set()
 
     def end(self) -> None:
-        """Note that a handler has ended."""
+        """Record that a handler has ended."""
         if next(self._left, None) == self._count:
             self._ended = time.perf_counter()
             self._last.set()
 
     def wait(self) -> None:
-        """Wait until all is handled or the time is over, at most, and print what was measured as one line of JSON."""
+        """Wait until all is handled or the time is over, and print the measurements as one line of JSON."""
         if not self._first.wait(60):
             sys.exit("no message came within a minute")
         if not self._last.wait(self._limit_s):

@@ -1,7 +1,6 @@
 """Consumes with FastStream's concurrent subscriber: at most once, in no order; `confluent` or `aiokafka` comes first.
 
-More than one worker goes with its policy ACK_FIRST only, which commits what was not handled yet. Its decoder is left
-out.
+More than one worker needs its policy ACK_FIRST, which commits messages before they are handled. Its decoder is unused.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ async def main() -> None:
 
     await broker.start()
     await asyncio.to_thread(measurement.wait)
-    os._exit(0)  # the measurement is over: what is in flight is of no interest
+    os._exit(0)  # the measurement is over: messages in flight do not matter
 
 
 logging.disable(logging.CRITICAL)

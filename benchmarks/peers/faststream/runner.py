@@ -1,4 +1,4 @@
-"""The command that runs FastStream: `consume.py` beside this file, in an environment of its own."""
+"""The command that runs FastStream: `consume.py` of this folder, in its own environment."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ VERSION = "0.7.8"
 
 
 def runner_command(client: str) -> list[str]:
-    """Return the command without its further arguments; for what it raises see `python_with`.
+    """Return the command without its further arguments; raises as `python_with`.
 
     Args:
         client: `confluent` or `aiokafka`.

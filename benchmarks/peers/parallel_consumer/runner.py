@@ -1,4 +1,4 @@
-"""The commands that run Confluent's Parallel Consumer: `PublishRunner` and `ConsumeRunner` beside this file."""
+"""The commands that run Confluent's Parallel Consumer: `PublishRunner` and `ConsumeRunner` of this folder."""
 
 from __future__ import annotations
 
@@ -20,5 +20,5 @@ _PEER = JavaPeer(
 
 
 def runner_command(program: str = "PublishRunner") -> list[str]:
-    """Return the command of a runner without its arguments; for what it raises see `JavaPeer.command`."""
+    """Return the command of a runner without its arguments; raises as `JavaPeer.command`."""
     return _PEER.command(program, "-Xmx2g")

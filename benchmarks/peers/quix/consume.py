@@ -35,7 +35,7 @@ def main() -> None:
         try:
             measurement.wait()
         finally:
-            os._exit(0)  # the measurement is over: what is in flight is of no interest
+            os._exit(0)  # the measurement is over: messages in flight do not matter
 
     threading.Thread(target=judge, daemon=True).start()
     app.dataframe(app.topic(task.topic, value_deserializer="bytes", key_deserializer="bytes")).update(handle)

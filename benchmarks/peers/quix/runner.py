@@ -1,4 +1,4 @@
-"""The command that runs Quix Streams: `consume.py` beside this file, in an environment of its own."""
+"""The command that runs Quix Streams: `consume.py` of this folder, in its own environment."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ VERSION = "3.28.1"
 
 
 def runner_command() -> list[str]:
-    """Return the command without its arguments; for what it raises see `python_with`."""
+    """Return the command without its arguments; raises as `python_with`."""
     python = python_with("quix", f"quixstreams=={VERSION}")
     return [str(python), str(Path(__file__).with_name("consume.py"))]

@@ -1,6 +1,6 @@
-"""RocketMQ's name server and broker as processes of their own, and its transactional sends measured on them.
+"""Runs RocketMQ's name server and broker as processes, and measures its transactional sends on them.
 
-They listen on 127.0.0.1 only, keep what they have in a temporary folder and end with this process, however it ends.
+They listen only on 127.0.0.1, store their data in a temporary folder and end with this process in any case.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _PEER = JavaPeer(
     Path(__file__).parent,
     tuple(("org.apache.rocketmq", f"rocketmq-{part}", VERSION) for part in ("broker", "namesrv", "client", "tools")),
 )
-#: What its own start scripts open to it.
+#: The modules that its own start scripts open.
 _OPENED = tuple(
     f"--add-{what}=java.base/{package}=ALL-UNNAMED"
     for what in ("exports", "opens")
@@ -39,7 +39,7 @@ _OPENED = tuple(
 )
 _NAME_SERVER = "org.apache.rocketmq.namesrv.NamesrvStartup"
 _BROKER = "org.apache.rocketmq.broker.BrokerStartup"
-#: All else has RocketMQ's defaults: one master, which answers a send before it is on disk, as Kafka's broker does.
+#: Other settings are RocketMQ's defaults: one master, which answers a send before it is on disk, as Kafka does.
 _BROKER_SETTINGS = """\
 brokerClusterName=DefaultCluster
 brokerName=bench
@@ -65,7 +65,7 @@ class RocketMQ:
         self._folder, self._server = folder, server
 
     def measure(self, threads: int, seconds: float) -> dict[str, float]:
-        """Return the rate and the p50 and p99 of the ms from send to visible, of so many threads that send.
+        """Return the rate, and p50 and p99 of the ms from send to visible, with `threads` sending threads.
 
         Raises:
             subprocess.SubprocessError: the runner failed.
@@ -89,7 +89,7 @@ class RocketMQ:
 
 @contextmanager
 def rocketmq() -> Iterator[RocketMQ]:
-    """Run RocketMQ, made first if the cache does not have it.
+    """Run RocketMQ; fetch and compile it first if the cache does not have it.
 
     Raises:
         DevBrokerError: there is no Java, or the cache cannot be written.
@@ -97,10 +97,10 @@ def rocketmq() -> Iterator[RocketMQ]:
         TimeoutError: a server did not begin to listen; the message has the last lines of its log.
     """
     with ExitStack() as ending:
-        # The servers are ended before their folder goes.
+        # The servers end before their folder is removed.
         name = tempfile.TemporaryDirectory(prefix="penstock-rocketmq-", ignore_cleanup_errors=True)
         folder = Path(ending.enter_context(name))
-        # It looks here for what takes the place of a service of its own.
+        # It looks here for replacements of its services.
         services = folder / "META-INF" / "service"
         services.mkdir(parents=True)
         (services / "org.apache.rocketmq.store.ha.HAService").write_text("NoReplicas\n")
@@ -120,7 +120,7 @@ def _start(program: str, folder: Path, settings: str, port: int, *heap: str) -> 
     settings_file.write_text(settings)
     homes = (f"-Drocketmq.home.dir={folder}", f"-Duser.home={folder}")
     command = [*_PEER.command(program, *heap, *homes, *_OPENED, before=folder), "-c", str(settings_file)]
-    # Where this process is killed, the server's guard removes what is left.
+    # If this process is killed, the server's guard removes the rest.
     with log.open("ab") as file:
         child = Child(command, stdout=file, stderr=file, remove=folder if program == _BROKER else None)
     try:
@@ -132,13 +132,13 @@ def _start(program: str, folder: Path, settings: str, port: int, *heap: str) -> 
 
 
 def measure_rocketmq(seconds: float, threads: Sequence[int]) -> dict[int, dict[str, float]]:
-    """Run RocketMQ and return what `RocketMQ.measure` finds for each number of threads; for what it raises see both."""
+    """Run RocketMQ and return the result of `RocketMQ.measure` for each number of threads; raises as both."""
     with rocketmq() as running:
         return {wide: running.measure(wide, seconds) for wide in threads}
 
 
 def _free_port() -> int:
-    """Return a port that is free, as is the one two below: a broker listens on both."""
+    """Return a free port whose second predecessor is free, too: a broker listens on both."""
     for _ in range(100):
         with socket.socket() as first, socket.socket() as second:
             first.bind((_HOST, 0))
