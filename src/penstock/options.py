@@ -121,6 +121,15 @@ def not_empty(option: str, value: str) -> None:
         raise ConfigurationError(f"{option} must be a name in UTF-8, without a NUL character, but is {value!r}")
 
 
+def printable_ascii(option: str, value: object) -> None:
+    """Raise `ConfigurationError` unless the client library puts this name of a member or a group into transactions."""
+    if not (str(value).isascii() and str(value).isprintable()):
+        raise ConfigurationError(
+            f"{option} must be printable ASCII with exactly_once, but is {value!r}: the Kafka client refuses it in "
+            "transactions; give another name"
+        )
+
+
 def a_callable(option: str, value: Callable[..., Any]) -> None:
     """Raise `ConfigurationError` unless the value can be called."""
     if not callable(value):

@@ -45,7 +45,9 @@ def second_handler() -> None:
 
 
 def exactly_once(config: dict[str, Any]) -> App:
-    return App("a", bootstrap_servers="127.0.0.1:1", exactly_once=True, config=config)
+    app = App("a", bootstrap_servers="127.0.0.1:1", exactly_once=True, config=config)
+    app.handler("t")(nothing)
+    return app
 
 
 def letters(to: str, **options: Any) -> Handler:
@@ -128,6 +130,7 @@ def letters(to: str, **options: Any) -> Handler:
         (lambda: exactly_once({"transactional.id": "mine"}), "App with exactly_once=True has transactional ids"),
         (lambda: exactly_once({"isolation.level": "read_uncommitted"}), "a message that was rolled back would be"),
         (lambda: exactly_once({"isolation.level": "READ_UNCOMMITTED"}), "a message that was rolled back would be"),
+        (lambda: exactly_once({"client.id": "ä"}).consumer(), "must be printable ASCII with exactly_once, but is 'ä'"),
         (lambda: App("", bootstrap_servers="127.0.0.1:1"), "name must be a name"),
         (lambda: App("a", bootstrap_servers=""), "bootstrap_servers must be a name"),
         (lambda: App("a\0b", bootstrap_servers="127.0.0.1:1"), "name must be a name in UTF-8, without a NUL"),

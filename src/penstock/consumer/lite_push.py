@@ -90,6 +90,10 @@ class LitePushConsumer:
         require_own_topics(group, handlers)
         self._group = group
         self._settings = settings or ConsumerSettings()
+        if self._settings.exactly_once:
+            check.printable_ascii("group", group)
+            for key in ("client.id", "group.instance.id"):
+                check.printable_ascii(f"config[{key!r}]", self._settings.config.get(key, ""))
         self._cluster = cluster or Cluster(bootstrap_servers, self._settings.config)
         #: The `Context` of the handlers. Its state is set before the start.
         self.context = Context(app=app, group=group)
