@@ -6,6 +6,7 @@ import heapq
 import threading
 from collections.abc import Callable, Hashable
 from itertools import count
+from math import inf
 
 #: Burst after an idle time: the messages of so many seconds may start at once.
 _BURST_S = 0.1
@@ -66,8 +67,9 @@ class TokenBucket:
             return []
         with self._lock:
             self._fill(now)
-            tokens = len(self._waiting) if self._rate is None else int(self._tokens + _SLACK)
-            return [heapq.heappop(self._waiting)[2] for _ in range(min(len(self._waiting), tokens))]
+            # Infinite with an infinite rate.
+            tokens = inf if self._rate is None else self._tokens + _SLACK
+            return [heapq.heappop(self._waiting)[2] for _ in range(int(min(len(self._waiting), tokens)))]
 
     def next_release(self, now: float) -> float | None:
         """Return the next time to call `release`; None if no waiter waits, or a rate of 0 holds all."""
