@@ -107,10 +107,9 @@ def test_handlers_on_the_loop_share_one_that_is_made_and_closed_there() -> None:
 def test_a_resource_that_fails_to_close_ends_its_worker_all_the_same(caplog: pytest.LogCaptureFixture) -> None:
     def makes() -> Iterator[int]:
         yield 7
-        raise OSError("cannot close")
+        raise SystemExit("cannot close")
 
     resource = WorkerResource(makes)
-
     first = resource.get()
     resource.close()
     resource.close()

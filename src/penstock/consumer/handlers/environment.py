@@ -103,8 +103,8 @@ class WorkerResource(Generic[ResourceT]):
         del self._local.manager, self._local.value
         try:
             manager.__exit__(None, None, None)
-        except Exception:  # noqa: BLE001 - an error of the user's code; the worker ends nevertheless
-            _log.exception("closing a resource of %s failed", threading.current_thread().name)
+        except:  # noqa: E722 - see `raised`; an error of the user's code: the worker ends, after its other resources
+            _log.error("closing a resource of %s failed", threading.current_thread().name, exc_info=raised())
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[object]]:
         """Pickle it for Spark's executors: by name if a module holds it, because handlers there use that object."""
