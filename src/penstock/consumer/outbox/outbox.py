@@ -74,8 +74,9 @@ class Submission:
         self.left = count = len(messages)
         size_bytes = OVERHEAD_BYTES * count
         for message in messages:
-            if message.value:
-                size_bytes += len(message.value)
+            size_bytes += len(message.value or b"") + len(message.key or b"")
+            if message.headers:
+                size_bytes += sum(len(name) + len(content or b"") for name, content in message.headers)
         self.size_bytes = size_bytes
         #: The topic that refused a message, and the error. At the call of `then`, neither written nor refused is gone.
         self.refusal: tuple[str, KafkaError] | None = None
