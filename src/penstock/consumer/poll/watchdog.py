@@ -141,10 +141,10 @@ class Watchdog:
         room, left = engine.executor.room(slot.kind), sum(other.kind is slot.kind for other in engine.abandoned)
         if now - call.interrupted_at < GRACE_S or left >= room:
             return
-        goes_on = "it waits outside of Python" if slot.kind is Kind.THREAD else "it has caught that and goes on"
+        waits = "it waits outside of Python, or " if slot.kind is Kind.THREAD else ""
         error = HandlerTimeLimitError(
             f"{name} did not return within {now - call.since:.1f} s, though it was interrupted {GRACE_S:g} s before "
-            f"that: {goes_on}"
+            f"that: {waits}it has caught that and goes on"
         )
         show_stack = partial(stack_of, slot.thread_id, slot.task)
         abandoned = AbandonedCall(where, name, slot.kind, f"{slot.name} (abandoned)", show_stack, call.since)
