@@ -284,7 +284,7 @@ def _are_outgoing(returned: object) -> TypeGuard[Sequence[object]]:
 
 def _type_of(returned: object) -> str:
     """Return the type of a value in words. Its content is payload, which errors never show."""
-    name = type(returned).__name__
+    name = "generator" if isinstance(returned, Yielded) else type(returned).__name__
     return f"an {name}" if name[:1].lower() in "aeiou" else f"a {name}"
 
 
