@@ -157,20 +157,20 @@ def test_the_origin_outlives_every_round_and_headers_do_not_pile_up() -> None:
     assert own_headers(record(*carried)) == list(fields)
 
 
-def test_filter_decoder_and_middlewares_see_a_retry_with_the_place_of_its_origin() -> None:
+def test_key_filter_decoder_and_middlewares_see_a_retry_with_the_place_of_its_origin() -> None:
     seen: list[tuple[str, str, int, int]] = []
 
     def notes(message: Message, call_next: CallNext) -> object:
         seen.append(("middleware", message.topic, message.partition, message.offset))
         return call_next(message)
 
-    def passes(message: Message) -> bool:
-        seen.append(("filter", message.topic, message.partition, message.offset))
-        return True
+    def asked(message: Message) -> object:
+        seen.append(("asked", message.topic, message.partition, message.offset))
+        return b"k"
 
     app = app_of(middlewares=[notes])
 
-    @app.handler("t", retry=ONCE, retry_delays=(10,), on_failure="drop", filter=passes, decoder="json")
+    @app.handler("t", retry=ONCE, retry_delays=(10,), on_failure="drop", key=asked, filter=asked, decoder="json")
     def fail(message: Message) -> None:
         seen.append((f"handler {message.body}", message.topic, message.partition, message.offset))
         raise PoisonError
@@ -181,7 +181,7 @@ def test_filter_decoder_and_middlewares_see_a_retry_with_the_place_of_its_origin
         test.advance(30)
 
     assert len([value for value in seen if value[0].startswith("handler")]) == 4
-    assert {value[:2] for value in seen} == {(name, "t") for name in ("middleware", "filter", "handler 0", "handler 1")}
+    assert {value[:2] for value in seen} == {(name, "t") for name in ("middleware", "asked", "handler 0", "handler 1")}
     assert {value[2:] for value in seen if value[0] == "handler 1"} == {(1, 1)}
 
 

@@ -128,7 +128,8 @@ class Route:
         self.key_rate_limiter.rate = key_rate
         self.gated = self._is_gated()
 
-    def _as_seen(self, record: Record) -> Record:
+    def as_seen(self, record: Record) -> Record:
+        """Return a fetched record as the functions of its handler see it."""
         return record if self.source is None else RetriedRecord.of(record, self.source)
 
     def screen(self, record: Record) -> Failed | bool:
@@ -137,7 +138,7 @@ class Route:
         if accept is None:
             return True
         try:
-            return bool(accept(Message(self._as_seen(record))))
+            return bool(accept(Message(self.as_seen(record))))
         except:  # noqa: E722 - see `raised`; an error of the user's code is the message's failure
             return failure_of(raised())
 
@@ -161,7 +162,7 @@ class Route:
         """Return the handler's message for a record that was tried `attempts` times since it was fetched."""
         if self.source is not None:
             attempts += tries_before(record, self.source)
-        record = self._as_seen(record)
+        record = self.as_seen(record)
         if self._decoded is None:
             return RetriedMessage(record, attempts) if attempts else Message(record)
         try:
