@@ -84,7 +84,7 @@ class Health:
             if sink.state not in (SinkState.RUNNING, SinkState.ENDED, SinkState.STANDBY)
         ]
         if running.has_consumer:
-            reasons += self._not_moving(running.explain(), self._still_s(running))
+            reasons += self._not_moving(running, running.explain())
         return reasons
 
     def trouble(self) -> str | None:
@@ -101,33 +101,37 @@ class Health:
         """
         if self.running is None:
             return None
+        description = self.running.explanation(self._name)
         if self.running.has_consumer:
-            self._still_s(self.running)
-        return self.running.explanation(self._name)
+            parts = [part for part in description["partitions"] if part["partition"] >= 0]
+            self._still_s(
+                self.running, is_stuck=any(_is_stuck(part["trouble"], part["lag"], part["state"]) for part in parts)
+            )
+        return description
 
     def stacks(self) -> Mapping[str, Sequence[str]]:
         """Return the stacks of the calls that block partitions, by worker."""
         stacks: Mapping[str, Sequence[str]] = {}
         return stacks if self.running is None else self.running.explanation(self._name, with_stacks=True)["stacks"]
 
-    def _still_s(self, running: RunningApp) -> float:
-        """Return the seconds without progress, as seen by calls of this method, while there was work."""
-        statistics = running.statistics()
-        done = _done(statistics)
+    def _still_s(self, running: RunningApp, *, is_stuck: bool) -> float:
+        """Return the seconds without progress, as seen by calls of this method, while a partition should move."""
+        done = _done(running.statistics())
         with self._lock:
             # A lower count is a change too: a partition or a worker that ended no longer contributes.
-            if done != self._done or not _has_work(statistics):
+            if done != self._done or not is_stuck:
                 self._done, self._moved_at = done, self._clock()
             return self._clock() - self._moved_at
 
-    def _not_moving(self, partitions: list[Explanation], still_s: float) -> list[str]:
+    def _not_moving(self, running: RunningApp, partitions: list[Explanation]) -> list[str]:
         assigned = [partition for partition in partitions if partition.partition >= 0]
         if not assigned:
             return [str(partition) for partition in partitions] or ["no partition is assigned"]
         if all(partition.trouble is not None for partition in assigned):
             return [str(partition) for partition in assigned]
-        stuck = [str(partition) for partition in assigned if _is_stuck(partition)]
-        if not stuck or still_s <= self._limits.moving:
+        stuck = [str(part) for part in assigned if _is_stuck(part.trouble, part.lag, part.state)]
+        still_s = self._still_s(running, is_stuck=bool(stuck))
+        if still_s <= self._limits.moving:
             return []
         return [f"no message was done for {still_s:.0f} s, though there is work", *stuck]
 
@@ -169,10 +173,6 @@ def _done(counts: ConsumerStatistics) -> int:
     )
 
 
-def _has_work(statistics: ConsumerStatistics) -> bool:
-    return statistics.in_flight > 0 or any(partition.lag for partition in statistics.partitions)
-
-
-def _is_stuck(explanation: Explanation) -> bool:
+def _is_stuck(trouble: str | None, lag: int | None, state: str) -> bool:
     # A partition that the app itself paused has no lag.
-    return explanation.trouble is not None or (bool(explanation.lag) and explanation.state in _WORK)
+    return trouble is not None or (bool(lag) and state in _WORK)
