@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from io import TextIOWrapper
 from typing import Annotated, Any
 
 import typer
@@ -104,6 +105,10 @@ def frame() -> typer.Typer:
 def main() -> None:
     """Run the command line and exit the process: 0 success, 1 failed, 2 wrong use, 3 no broker, 4 start it again."""
     as_json = "--json" in sys.argv[1:]
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            # Characters that the terminal or the file cannot have must not end a command.
+            stream.reconfigure(errors="backslashreplace")
     try:
         # Typer prints an error of usage in a frame and exits; with JSON it must raise the error.
         code = frame()(prog_name="penstock", standalone_mode=not as_json)
