@@ -139,7 +139,8 @@ class DeadLetterLog:
     def at(self, topic: str, partition: int, offset: int) -> DeadLetter:
         """Return the dead letter at an offset; `PenstockError` if there is none."""
         message = None
-        if partition < self.partitions(topic):
+        # The client library would log an offset outside of the log as an error.
+        if partition < self.partitions(topic) and offset in range(*self.bounds(topic, partition)):
             try:
                 message = self._reader.record_at((topic, partition), offset, CONNECT_TIMEOUT_S)
             except NotReadInTimeError as error:
