@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import sqlalchemy as sa
 
 from penstock.errors import ConfigurationError
@@ -12,14 +14,15 @@ def parse_database_url(text: str) -> sa.URL:
 
     MySQL and MariaDB share one name: SQLAlchemy distinguishes the servers when it connects.
     """
-    try:
+    url = None
+    with suppress(sa.exc.ArgumentError, ValueError):  # their texts repeat parts of it, which may hold a password
         url = sa.make_url(text)
-    except sa.exc.ArgumentError:
-        # Not chained: the library's text repeats the address, which may hold a password.
+    # Behind an `@` in a password, the library takes the rest of it for the host, which errors show.
+    if url is None or "@" in (url.host or ""):
         raise ConfigurationError(
             "url is not a database address; write sqlite:///file.db, postgresql+psycopg://user@host/database or "
-            "mysql+pymysql://user@host/database"
-        ) from None
+            "mysql+pymysql://user@host/database, with %40 for an @ in a password"
+        )
     if url.drivername in ("sqlite", "sqlite+pysqlite"):
         if url.database in (None, "", ":memory:"):
             raise ConfigurationError(

@@ -151,6 +151,4 @@ class Letters(DeadLetters):
 
 
 PRICES = {"id": pa.string(), "price": pa.int64()}
-
-
 GONE = {**PRICES, "gone": pa.bool_()}
