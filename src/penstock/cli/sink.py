@@ -203,7 +203,10 @@ def _notes(made: Sequence[Change], *, dry_run: bool) -> Iterator[str]:
     if left_out:
         yield f"offsets left out: {left_out}"
     if forgotten:
-        yield f"entries removed: {forgotten}; the query begins at the positions in its options"
+        yield (
+            f"entries removed: {forgotten}; the query begins at the positions in its options, but at the beginning of "
+            "the log in a topic that still has other entries"
+        )
     if again or forgotten:
         yield (
             "start the query by start_sink or App.sink with a new checkpoint_location: the old checkpoint goes on at "

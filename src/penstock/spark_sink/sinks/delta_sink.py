@@ -47,7 +47,8 @@ class DeltaSink(LakeSink[DeltaTable]):
     """Writes micro-batches into a Delta table, each row exactly once; see `LakeSink`.
 
     Application transactions must not expire: a table with `delta.setTransactionRetentionDuration` is refused. RESTORE
-    does not restore them: batches are refused afterwards, until `write_ledger` has set the ledger.
+    does not restore them: batches are refused afterwards, until `write_ledger` has set the ledger. They hold no ids of
+    topics: after a topic was deleted and created again, remove its entries (`penstock sink reset NAME --forget`).
 
     Attributes:
         path: folder or address of the table, for delta-rs.
