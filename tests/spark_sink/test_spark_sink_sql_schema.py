@@ -75,23 +75,23 @@ def test_a_row_that_is_refused_before_it_is_merged_is_named(postgresql: TestData
 
 def test_totals_of_postgresql_lose_no_digits(postgresql: TestDatabase) -> None:
     letters = Letters()
-    postgresql.execute(
-        "CREATE TABLE totals (id TEXT PRIMARY KEY, whole DOUBLE PRECISION, share NUMERIC, price NUMERIC(9, 1))"
-    )
+    postgresql.execute("CREATE TABLE totals (id TEXT PRIMARY KEY, whole FLOAT, share NUMERIC, price NUMERIC(38, 1))")
     sink = SqlSink(postgresql.url, "totals", ["id"], sum_columns=["price"], dead_letters=letters)
     rows = [(0, 0, "a", Decimal("0.25")), (0, 1, "a", Decimal("0.30")), (0, 2, "a", Decimal("0.30"))]
+    large = [(0, n, "a", Decimal(9 * 10**35)) for n in range(4)]  # their sum has a digit more than the frame's type
+    columns = {"id": pa.string(), "price": pa.decimal128(38, 2)}
 
     for name, kind in (("whole", pa.int32()), ("whole", pa.decimal128(9, 2)), ("share", pa.float64())):
         with pytest.raises(SinkError, match=f"column {name} is .* in the table and .* in the frame"):
             SqlSink(postgresql.url, "totals", ["id"], sum_columns=[name]).check(
                 frame({"id": pa.string(), name: kind}, []).schema
             )
-    sink(frame({"id": pa.string(), "price": pa.decimal128(9, 2)}, rows), 0)
+    sink(frame(columns, rows), 0)
+    with pytest.raises(SinkError, match="22003"):
+        SqlSink(postgresql.url, "large", ["id"], sum_columns=["price"])(frame(columns, large, parts=1), 0)
 
     assert postgresql.rows("SELECT price FROM totals") == [(Decimal("0.6"),)]
-    assert [
-        (letter.offset, "price would not be kept as numeric(9,1)" in letter.reason) for letter in letters.written
-    ] == [(0, True)]
+    assert [*map(str, letters.written)] == ["orders:0@0 (column price would not be kept as numeric(38,1))"]
 
 
 def test_a_column_whose_type_changes_during_a_batch_is_named_and_ends_restarts(postgresql: TestDatabase) -> None:

@@ -170,8 +170,11 @@ class StagingTask:
         # Names are numbers, because a user's column may have any name.
         groups = [str(index) for index in range(len(key) + 2)]
         sums = [str(index) for index in range(len(groups), grouped.num_columns)]
+        # Arrow's sums of decimals overflow without an error.
+        kinds = [pa.decimal256(76, kind.scale) if pa.types.is_decimal(kind) else kind for kind in grouped.schema.types]
         grouped = (
             grouped.rename_columns([*groups, *sums])
+            .cast(pa.schema(zip([*groups, *sums], kinds, strict=True)))
             .take(order)
             .append_column("place", numbers(0, rows.num_rows))
             # One thread: an executor has one core for this task, and sums of floats stay reproducible.
@@ -182,7 +185,10 @@ class StagingTask:
         for name, number in zip(summed, sums, strict=True):
             index = rows.schema.get_field_index(name)
             column = rows.schema.field(index)
-            kept = kept.set_column(index, column, grouped[f"{number}_sum"].cast(column.type))
+            try:
+                kept = kept.set_column(index, column, grouped[f"{number}_sum"].cast(column.type))
+            except pa.ArrowInvalid:  # the sum has too many digits: the database adds the rows, or refuses one
+                return rows
         return kept
 
 
