@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from confluent_kafka.admin import NewPartitions
 from transaction_tools import Bench, decide, prepared, unknown
 
 from commands import Command, Outcome, commands
@@ -241,3 +242,10 @@ def test_a_store_that_is_not_there_is_named(bench: Bench, monkeypatch: pytest.Mo
 
     assert outcome.code == 1
     assert "there is no topic no.such.store.half" in outcome.err
+
+
+def test_logs_with_different_partition_counts_are_named(bench: Bench, tx: Command) -> None:
+    half = bench.topics.half
+    bench.admin.create_partitions([NewPartitions(half, 3)])[half].result(30)
+
+    wait_until(lambda: (outcome := tx("ls")).code == 2 and "give all of them 3" in outcome.err)

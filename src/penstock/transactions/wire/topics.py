@@ -158,8 +158,8 @@ def open_topics(
     """Create the absent topics of a store. Return its topics with their real partition counts.
 
     `needs` has the topics, by the last part of their names, with this client's operations on them. If a topic is
-    hidden, the error names the missing right. Raises `ConfigurationError` if the prefix is no topic name, or if the
-    counts of half, op and done differ; otherwise as `ensure_topics`.
+    hidden, the error names the missing right. Raises `ConfigurationError` if the prefix is no topic name, and as
+    `log_partitions`; otherwise as `ensure_topics`.
     """
     require_prefix(prefix)
     topics = StoreTopics(prefix, partitions)
@@ -173,10 +173,16 @@ def open_topics(
         TopicSpec(topics.status, 1, _STATUS | _SEGMENTS | BROKER_TIME),
     ]
     counts = ensure_topics(admin, [spec for spec in specs if spec.name in named], needs=named, of_store=True)
-    log_counts = {counts[topics.half], counts[topics.op], counts[topics.done]}
-    if len(log_counts) != 1:
+    return StoreTopics(prefix, log_partitions(topics, counts), counts[topics.check], counts[topics.discarded])
+
+
+def log_partitions(topics: StoreTopics, counts: Mapping[str, int]) -> int:
+    """Return the partition count of half, op and done. Raises `ConfigurationError` if their counts differ."""
+    logs = [counts[topics.half], counts[topics.op], counts[topics.done]]
+    if len(set(logs)) != 1:
         raise ConfigurationError(
             f"{topics.half}, {topics.op} and {topics.done} must have the same number of partitions, but have "
-            f"{counts[topics.half]}, {counts[topics.op]} and {counts[topics.done]}; use another prefix"
+            f"{logs[0]}, {logs[1]} and {logs[2]}; give all of them {max(logs)}, by `kafka-topics.sh --alter --topic "
+            f"NAME --partitions {max(logs)}`, or use another prefix"
         )
-    return StoreTopics(prefix, log_counts.pop(), counts[topics.check], counts[topics.discarded])
+    return logs[0]

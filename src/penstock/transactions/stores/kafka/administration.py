@@ -32,7 +32,7 @@ from penstock.transactions.stores.kafka.inspection import (
 from penstock.transactions.stores.kafka.status import Status, target_text
 from penstock.transactions.wire.half import encode_half
 from penstock.transactions.wire.ops import Author, Op, Verdict, encode_op
-from penstock.transactions.wire.topics import StoreTopics
+from penstock.transactions.wire.topics import StoreTopics, log_partitions
 
 #: Seconds between two looks whether a transaction is settled.
 _SETTLED_POLL_S = 0.3
@@ -43,8 +43,8 @@ class KafkaAdministration(AuditLog, Administration):
 
     Each read waits about `wait_s` seconds at most for slow brokers.
 
-    Raises `BrokerConnectionError`, `MissingRightError` if this client may not read the store, and `PenstockError` if
-    there is no such store.
+    Raises `BrokerConnectionError`, `MissingRightError` if this client may not read the store, `PenstockError` if there
+    is no such store or a log of it is missing, and `ConfigurationError` if its logs have different partition counts.
     """
 
     def __init__(
@@ -66,12 +66,12 @@ class KafkaAdministration(AuditLog, Administration):
         if hidden := self.ask(lambda limit_s: hidden_topics(self.admin, unseen, limit_s)):
             rights = [topic_right(Operation.READ, name) for name in hidden]
             raise MissingRightError(f"the store {prefix} cannot be read, if it is there", rights, self.principal)
-        if topics.half not in counts:
+        if unseen:
             raise PenstockError(
-                f"there is no topic {topics.half} at {bootstrap_servers}; name the store by --prefix, or start a "
+                f"there is no topic {unseen[0]} at {bootstrap_servers}; name the store by --prefix, or start a "
                 "coordinator, which makes it"
             )
-        self.topics = StoreTopics(prefix, counts[topics.half])
+        self.topics = StoreTopics(prefix, log_partitions(topics, counts))
 
     def pending(self) -> Sequence[PendingTransaction]:
         """Return the pending transactions, oldest first. Ages use this machine's clock."""
