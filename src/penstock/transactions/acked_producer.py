@@ -94,6 +94,8 @@ class AckedProducer:
             "linger.ms": 0,
             "max.in.flight": 1,
             "message.timeout.ms": int(send_timeout_s * 1000),
+            # Added partitions are noticed within seconds; by default the client refuses them for five minutes.
+            "topic.metadata.refresh.interval.ms": 10_000,
             **config,
             "enable.idempotence": True,
             "acks": "all",
