@@ -196,6 +196,7 @@ def test_wrong_arguments_of_a_message_are_named_before_anything_is_stored(bench:
         ({"deliver_at": "tomorrow"}, "deliver_at"),
         ({"deliver_at": datetime(2030, 1, 1)}, "time zone"),  # noqa: DTZ001 - that is the point
         ({"deliver_at": float("inf")}, "deliver_at"),
+        ({"deliver_at": 10**400}, "deliver_at"),
         ({"wait": "long"}, "wait"),
         ({"topic": bench.topics.op}, "belongs to the store"),
     ]:

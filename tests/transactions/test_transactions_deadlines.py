@@ -207,6 +207,17 @@ def test_a_log_handler_that_stops_the_producer_leaves_no_thread_waiting(store: M
         logging.getLogger("penstock.transactions").removeHandler(handler)
 
 
+def test_a_time_limit_that_has_passed_waits_for_nothing(store: MuteStore) -> None:
+    producer = TransactionalProducer("orders", store=store).start()
+    submission = producer.submit("t", value=b"v")
+
+    with pytest.raises(TimeoutError):
+        submission.result(-1)
+    producer.stop(-0.5)
+
+    assert isinstance(submission.exception(), HalfNotStoredError)
+
+
 def test_the_bytes_in_flight_are_bounded_and_one_alone_may_have_more(store: MuteStore) -> None:
     limits: Any = {"max_in_flight": 10, "max_in_flight_bytes": 100, "when_full": "raise"}
     producer = TransactionalProducer("orders", store=store, **limits).start()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -56,7 +55,7 @@ def _milliseconds(at: datetime | float) -> int:
         if at.tzinfo is None:
             raise ConfigurationError("deliver_at must say its time zone: datetime.now(timezone.utc) does")
         at = at.timestamp()
-    if isinstance(at, bool) or not isinstance(at, int | float) or not math.isfinite(at) or not 0 <= at < 1e11:  # noqa: PLR2004 - the year 5138
+    if isinstance(at, bool) or not isinstance(at, int | float) or not 0 <= at < 1e11:  # noqa: PLR2004 - the year 5138
         raise ConfigurationError(f"deliver_at must be a datetime or seconds since the epoch, but is {at!r}")
     return int(at * 1000)
 

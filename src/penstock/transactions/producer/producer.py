@@ -171,7 +171,7 @@ class TransactionalProducer(TransactionSender):
         the first call. In a callback of a future it returns at once and another thread does the rest, because the
         callback holds up the messages to wait for.
         """
-        self._core.stop(timeout)
+        self._core.stop(max(0.0, timeout))
 
     def __enter__(self) -> Self:
         return self.start()

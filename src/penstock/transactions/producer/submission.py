@@ -65,7 +65,7 @@ class Submission(Flight):
         """Return the result, or raise the error of the transaction.
 
         Args:
-            timeout: seconds to wait at most; None: no limit.
+            timeout: seconds to wait at most, with 0 or less not at all; None: no limit.
 
         Raises:
             TimeoutError: there is no result yet.
@@ -81,7 +81,7 @@ class Submission(Flight):
             gate = threading.Lock()
             gate.acquire()
             self._add(gate.release)
-            if not gate.acquire(timeout=-1 if timeout is None else timeout):
+            if not gate.acquire(timeout=-1 if timeout is None else max(0.0, timeout)):
                 raise TimeoutError(f"no result within {timeout:g} s; the transaction goes on")
         return self.error
 

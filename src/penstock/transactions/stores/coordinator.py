@@ -203,7 +203,7 @@ class Coordinator:
         with self._lock:
             if self._listener is not None:
                 self._listener.stop()
-        self._engine.stop(timeout)
+        self._engine.stop(max(0.0, timeout))
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait up to `timeout` seconds until it has ended; return whether it has."""
