@@ -150,13 +150,14 @@ def test_a_users_own_error_cb_is_called_too() -> None:
     assert any("Connection refused" in error.str() for error in heard)
 
 
-def test_a_users_error_cb_that_raises_ends_no_call_of_the_client(caplog: pytest.LogCaptureFixture) -> None:
-    def fail(_: KafkaError) -> None:
+@pytest.mark.parametrize("name", ["error_cb", "stats_cb"])
+def test_a_users_callback_that_raises_ends_no_call_of_the_client(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    def fail(_: object) -> None:
         raise ValueError("wrong")
 
-    reader = consumer("127.0.0.1:1", {"error_cb": fail, "group.id": "g", "logger": logging.getLogger("penstock.test")})
+    reader = consumer("127.0.0.1:1", {name: fail, "group.id": "g", "statistics.interval.ms": 100})
 
-    wait_until(lambda: reader.poll(0.05) is None and "error_cb of the config failed" in caplog.text)
+    wait_until(lambda: reader.poll(0.05) is None and f"{name} of the config failed" in caplog.text)
     reader.close()
 
 

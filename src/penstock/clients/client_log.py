@@ -117,8 +117,8 @@ class ClientWords:
     """
 
     def __init__(self, config: ClientConfig, log: Any, clock: Callable[[], float] = time.monotonic) -> None:
-        self._error_cb: Callable[[KafkaError], object] | None = config.get("error_cb")
         self._log = log
+        self._error_cb = self.guarded("error_cb", config.get("error_cb", id))
         self._clock = clock
         # The last cause and its time. A refusal stays: it says more than the attempts that follow it.
         self._said: tuple[Cause, float] | None = None
@@ -137,14 +137,21 @@ class ClientWords:
         """Take an error from `error_cb`."""
         if error.code() != KafkaError._ALL_BROKERS_DOWN:  # noqa: SLF001 - the client library's public constants look so
             self._note(error.str())
-        if self._error_cb is None:
-            return
-        try:
-            self._error_cb(error)
-        except KeyboardInterrupt:
-            raise
-        except:  # noqa: E722 - see `raised`; the library would raise it out of a call on a shared thread
-            self._log.log(logging.ERROR, "error_cb of the config failed", exc_info=raised())
+        self._error_cb(error)
+
+    def guarded(self, name: str, callback: Callable[[Any], object]) -> Callable[[Any], object]:
+        """Return a user's callback of that name; what it raises is logged."""
+
+        def call(argument: Any) -> None:
+            try:
+                callback(argument)
+            except KeyboardInterrupt:
+                raise
+            except:  # noqa: E722 - see `raised`; the library would raise it out of a call on a shared thread
+                said = once_in(EVERY_S, (self, name), self._clock())
+                _kafka_log.error("%s of the config failed", name, exc_info=raised(), extra=said)
+
+        return call
 
     def log(self, level: int, text: str, /, *arguments: object) -> None:
         """Take a line. The arguments are its kind, the client's name and its text."""
@@ -226,5 +233,6 @@ class ClientLog:
         self._log.log(level, text, *arguments, extra=once_in(EVERY_S, same, self._clock()))
 
 
+_kafka_log = rationed("penstock.kafka")
 #: Shared by all clients: they report the same about one broker.
-client_log = ClientLog(rationed("penstock.kafka"))
+client_log = ClientLog(_kafka_log)

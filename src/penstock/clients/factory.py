@@ -138,6 +138,8 @@ ClientT = TypeVar("ClientT", Consumer, Producer, AdminClient)
 
 _UNSECURED = "enable.sasl.oauthbearer.unsecure.jwt"
 
+#: Callbacks of the user, besides `error_cb`, that the library calls with one argument.
+_CALLBACKS = ("stats_cb", "throttle_cb")
 #: Most milliseconds between two tries to reach a broker. With the client's own 10 s, work would resume up to 10 s after
 #: the broker is back.
 _LONGEST_RECONNECT_MS = 1_000
@@ -200,7 +202,8 @@ def settings(kind: type[AnyClient], bootstrap_servers: str, config: Mapping[str,
     if not callable(made.get("error_cb", print)):
         raise ConfigurationError(f"config['error_cb'] must be a function, but is a {type(made['error_cb']).__name__}")
     words = ClientWords(made, made["logger"])
-    made |= {"logger": words, "error_cb": words.hear}
+    callbacks = {name: words.guarded(name, made[name]) for name in _CALLBACKS if callable(made.get(name))}
+    made |= {"logger": words, "error_cb": words.hear, **callbacks}
     if "reconnect.backoff.ms" not in config:
         made.setdefault("reconnect.backoff.max.ms", _LONGEST_RECONNECT_MS)
     if kind is Producer and "transactional.id" not in made:
