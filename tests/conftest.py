@@ -128,7 +128,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 
 class SharedBroker:
-    """The Kafka of this run, as `DevBroker` shows itself; nobody can harm it, because others use it meanwhile."""
+    """The Kafka of this run, with the interface of `DevBroker`. No test can harm it, because others use it, too."""
 
     def __init__(self, bootstrap_servers: str) -> None:
         self.bootstrap_servers = bootstrap_servers

@@ -1,4 +1,4 @@
-"""A client that is none: it gives the records and errors that it was told to, of the topic `orders`."""
+"""A fake client: it returns given records and errors of the topic `orders`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def end(offset: int, partition: int = 0) -> Message:
 
 
 class FixedConsumer:
-    """A consumer that gives what it was told to, and then nothing."""
+    """A consumer that returns given records and errors, and then nothing."""
 
     def __init__(self, *given: Message, first_offset: Iterable[object] = ()) -> None:
         self._given = list(given)

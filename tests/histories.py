@@ -5,14 +5,14 @@ every fault it finds; a test asserts that there is none. What counts as a fault:
 
 - lost: produced, and no call of it ever ended.
 - out of order (I2), per key: a call that begins before all former messages of its key were done once (`1 3 2`); a call
-  that leaves messages out, unless somebody else did them meanwhile; a call that goes back behind the group's committed
-  offset, or, where the commits are not told, behind the place where a former redelivery began. `1 2 1 2 3` is legal.
+  that leaves messages out, unless another member did them meanwhile; a call that goes back behind the group's committed
+  offset or, if commits are unknown, behind the place where a former redelivery began. `1 2 1 2 3` is legal.
 - overlapping (I1): two calls of one key at once in one process, or in two while ownership was clear.
 - an early commit (I3): it tells of a message as done that was not. A regression: a commit below a former one.
 
 Ownership is taken to be clear between all instances, so that their calls make one sequence, until an instance may have
 lost its partitions without knowing: a suspended process, a handler that outlives its revocation. The calls of such a
-time are judged apart from those of the others.
+time are judged separately from those of the others.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Place = tuple[int, int]
 #: From when until when.
 Span = tuple[float, float]
 
-#: Seconds by which the broker's clock in a commit may differ from the processes' clock.
+#: Seconds of difference between the broker's clock in a commit and the processes' clock.
 CLOCK_SLACK_S = 0.1
 
 _NEVER = float("inf")
@@ -66,9 +66,9 @@ class Commit:
 
     Attributes:
         partition: the partition.
-        offset: all below it are told to be done.
+        offset: all below it are committed as done.
         time: when the broker took it.
-        done: what above the offset is told to be done too.
+        done: offsets above it that are committed as done, too.
     """
 
     partition: int
@@ -83,7 +83,7 @@ class Report:
 
     Attributes:
         lost: messages without a call that ended.
-        unknown: calls of messages that nobody produced.
+        unknown: calls of messages that were never produced.
         repeated: how often messages were handled beyond the first time.
         out_of_order: calls that break the order of their key.
         overlaps: pairs of calls of a key at the same time.
@@ -133,7 +133,7 @@ def examine(
         calls: all handler calls of all instances, in any order.
         commits: all commits of the group, in the order in which the broker took them; none where they are not known.
         doubtful: from when until when an instance may not know that it lost its partitions. What of its calls lies in
-            that time is judged apart from the calls of the others.
+            that time is judged separately from the calls of the others.
         may_resend: whether a commit that was there before may come again behind a later one. The client library sends
             a commit that is not answered up to twice again, which may come behind the next one.
 
@@ -276,7 +276,7 @@ def _overlaps(calls: Sequence[Call], clear: Sequence[Call]) -> Iterator[str]:
             latest[call.instance] = call
     across: Call | None = None
     for call in clear:
-        # A call that its process did not survive ended with it, nobody knows when.
+        # A call ends with its process, at an unknown time.
         if call.end is None:
             continue
         if across is not None and across.instance != call.instance and _end(across) > call.start:
@@ -297,13 +297,13 @@ def _early_commits(
     for partition, offset in sorted(produced, reverse=True):
         open_offsets[partition].append(offset)
     for commit in commits:
-        told = {offset for done in commit.done for offset in done if (commit.partition, offset) in produced}
+        done_offsets = {offset for done in commit.done for offset in done if (commit.partition, offset) in produced}
         mine = open_offsets[commit.partition]
         while mine and mine[-1] < commit.offset:
-            told.add(mine.pop())
+            done_offsets.add(mine.pop())
         early = [
             offset
-            for offset in sorted(told)
+            for offset in sorted(done_offsets)
             if first_ends.get((commit.partition, offset), _NEVER) > commit.time + CLOCK_SLACK_S
         ]
         if early:

@@ -137,7 +137,7 @@ class KafkaProxy:
         self._lines: set[asyncio.Task[None]] = set()
         #: The proxy's port by the broker's, and where each broker of a cluster has a proxy, those of the others too.
         self.ports: dict[int, int] = {}
-        #: Whether the line is cut: what is connected was disconnected, and nobody is let in. `cut` and `heal` set it.
+        #: Whether the line is cut: connections were closed, and new ones are refused. `cut` and `heal` set it.
         self.is_cut = False
         #: Seconds that an answer of an api is late by: a slow broker.
         self.late: dict[int, float] = {}

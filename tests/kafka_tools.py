@@ -110,7 +110,7 @@ def read_all(
             found.append(message)
         elif error.code() == KafkaError._PARTITION_EOF:
             ended.add(message.partition())
-        # Other errors are mended by the client, or the deadline tells.
+        # The client recovers from other errors, or the deadline fails.
     consumer.close()
     return found
 

@@ -143,7 +143,7 @@ class World:
             self.store(self.chance.choice(open_lives))
 
     def decide(self) -> None:
-        """Somebody decides, rightly or not: one op record with a decision or more."""
+        """Write an op record with decisions, right or wrong ones."""
         settled = [life for life in self.lives[-12:] if len(life.places) == life.written]
         if settled:
             lives = self.chance.sample(settled, min(len(settled), self.chance.choice((1, 1, 2, 4))))
@@ -453,7 +453,7 @@ class World:
             self.load()
 
     def verify(self) -> None:
-        """Compare what became of it with what the logs say."""
+        """Compare the state with the logs."""
         first = [(life, self.first_decision(life)) for life in self.lives]
         held = sum(pending.held_bytes for pending in self.state.pending.values() if pending.dropped is None)
         assert self.state.payloads.bytes == held, "bytes are counted as they come and go"

@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[1]
 DEPLOY = ROOT / "deploy"
 IMAGE = DEPLOY / "Dockerfile"
 RULES = DEPLOY / "prometheus" / "penstock.rules.yaml"
-#: What the exporter, and Prometheus itself, show beside the app's own.
+#: Metrics of the exporter and of Prometheus itself.
 OF_THE_PROCESS = {"process_cpu_seconds_total"}
 OF_PROMETHEUS = {"instance"}
 #: Times that Grafana puts in.
@@ -128,10 +128,10 @@ def test_every_metric_stands_in_the_table_that_says_when_to_alert(
     rules: list[dict[str, Any]], shown: dict[str, frozenset[str]]
 ) -> None:
     text = (DEPLOY / "README.md").read_text()
-    told = set(re.findall(r"`((?:penstock|messaging)_\w+)`", text.partition("| metric | alert when |")[2]))
+    documented = set(re.findall(r"`((?:penstock|messaging)_\w+)`", text.partition("| metric | alert when |")[2]))
     names = {re.sub(r"(?<=_seconds)_(bucket|count|sum)$", "", name) for name in shown if name != "target_info"}
 
-    assert told == names
+    assert documented == names
     assert set(re.findall(r"`(Penstock\w+)`", text)) == {rule["alert"] for rule in rules}
 
 

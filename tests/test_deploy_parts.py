@@ -134,7 +134,7 @@ def test_pods_are_probed_where_they_answer(documents: Documents) -> None:
         # Ready when a broker answers its user: one beyond the number of partitions never is by /readyz.
         "coordinator": ("/healthz", "/healthz", ["penstock", "doctor"]),
     }
-    page = Dashboard("127.0.0.1:1", Address("127.0.0.1", 0))  # nobody asks it
+    page = Dashboard("127.0.0.1:1", Address("127.0.0.1", 0))  # never asked
     assert "/" in {route.path for route in page.routes()}  # type: ignore[attr-defined] # they are all of paths
 
     for one, _, container in pods(documents):

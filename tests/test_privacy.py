@@ -62,7 +62,7 @@ class Watched:
         app = App("app", bootstrap_servers="memory:0", telemetry=telemetry, **options)  # type: ignore[arg-type] # the tests name options
         return cls(app, spans, metrics)
 
-    def told(self, test: TestApp) -> Iterator[tuple[str, str]]:
+    def texts(self, test: TestApp) -> Iterator[tuple[str, str]]:
         """Return what it tells, with where that was found."""
         yield "explain", "\n".join(map(str, test.explain()))
         yield "repr of explain", repr(test.explain())
@@ -73,9 +73,9 @@ class Watched:
         yield "app", repr(self.app) + repr(vars(self.app))
 
 
-def canaries(told: Iterable[tuple[str, str]]) -> list[str]:
+def canaries(texts: Iterable[tuple[str, str]]) -> list[str]:
     """Return where canaries show, with what surrounds them."""
-    return [f"{where}: ...{hit[0]}..." for where, text in told if (hit := CANARY.search(text)) is not None]
+    return [f"{where}: ...{hit[0]}..." for where, text in texts if (hit := CANARY.search(text)) is not None]
 
 
 @pytest.mark.parametrize("on_failure", ["dead_letter", "drop", "hold", "stop"])
@@ -96,12 +96,12 @@ def test_a_message_that_fails_shows_in_nothing_that_an_app_tells(
                 test.advance(100)
         else:
             test.settle()
-            told = list(watched.told(test))
+            texts = list(watched.texts(test))
             test.advance(100)
-            told += watched.told(test)
+            texts += watched.texts(test)
             now = test.statistics()
             assert now.dead_letters + now.dropped + now.held_keys == 1
-            assert canaries(told) == []
+            assert canaries(texts) == []
 
     assert canaries([("log", caplog.text)]) == []
     if on_failure != "dead_letter":
@@ -120,15 +120,15 @@ def test_what_is_held_by_a_key_shows_neither_in_explain_nor_in_the_objects_of_th
         test.send("t", VALUE, key=KEY)
         test.advance(0.01)
         (said,) = test.explain()
-        told = list(watched.told(test))
+        texts = list(watched.texts(test))
         ours = [found for found in gc.get_objects() if str(type(found).__module__).startswith("penstock.")]
         for found in (found for found in ours if type(found).__repr__ is not object.__repr__):
             # One that an earlier test left half made, by interrupting a thread there, shows nothing.
             with contextlib.suppress(AttributeError):
-                told.append((type(found).__qualname__, repr(found)))
+                texts.append((type(found).__qualname__, repr(found)))
 
         assert said.key == KEY.encode()
-        assert canaries(told) == []
+        assert canaries(texts) == []
 
 
 class WithTexts(logging.Formatter):
@@ -160,7 +160,7 @@ def test_a_formatter_of_the_users_adds_the_text_of_an_exception_to_the_log(
     shown = str(errors[0].failure.error if on_failure != "stop" else errors[0].failure.error.__cause__)
     assert (len(errors), shown) == (1, TEXT)
     assert on_failure == "stop" or TEXT in caplog.text
-    # Formatters that show all that a record has show no more than its class, and so does what leaves the process.
+    # Formatters that print all of a record print only its class, and so does all output of the process.
     assert TEXT not in repr(errors[0].failure) + pickle.loads(pickle.dumps(errors[0].failure))  # noqa: S301 - our own
     assert KEY not in caplog.text
 
@@ -177,10 +177,10 @@ def test_a_failure_is_reported_with_its_causes_and_only_our_own_texts() -> None:
 
     with pytest.raises(PenstockError) as raised:
         stop()
-    told = failure_text(raised.value)
+    texts = failure_text(raised.value)
 
-    assert TEXT not in told
-    assert re.search(r"in fail\n.*PoisonError\n.*in stop.*PenstockError: the consumer stops$", told, re.DOTALL)
+    assert TEXT not in texts
+    assert re.search(r"in fail\n.*PoisonError\n.*in stop.*PenstockError: the consumer stops$", texts, re.DOTALL)
 
 
 def test_a_dead_letter_shows_what_quotes_the_message_only_where_it_is_asked_for() -> None:
@@ -223,7 +223,7 @@ def test_messages_that_are_sent_show_neither_key_nor_value_in_their_repr() -> No
 #: What a field is called, or is of, that may hold what a message holds.
 _NAMES = re.compile(r"(record_)?(key|value|headers|payload|body|stack)")
 _KINDS = re.compile(r"\bbytes\b|\bRecord\b|Headers|HeaderList|BaseException|Hashable|ClientConfig")
-#: Those that hold nothing of a message, or what hides it itself, or are seen by whoever tests only.
+#: Types without message content, types that hide it themselves, and types for tests only.
 _HARMLESS = re.compile(
     r"penstock\.(testing|demo)\.|.*\.(_Member\.process|findings\.Setting\.value|KeyFunction|Scan\.records)|.*\.(sinks|merge|reducing)\.|.*Sink\.|.*Handler\."
 )

@@ -20,7 +20,7 @@ import pytest
 import penstock
 from penstock import transactions
 
-#: The packages from which users import, with all that they pass, get or catch.
+#: The packages of all names that users pass, get or catch.
 PACKAGES = (
     "penstock",
     "penstock.consumer",
@@ -32,11 +32,11 @@ PACKAGES = (
     "penstock.testing",
     "penstock.transactions",
 )
-#: Classes that users are given and never make, so that their constructors are not for them.
+#: Classes that users get and never make: their constructors are not for users.
 GIVEN = {"ConsumerTelemetry", "Message", "MissingRightError", "RunningApp", "Transaction"}
-#: Classes of which users call the constructor alone: an engine calls the rest.
+#: Classes whose users call only the constructor: an engine calls the rest.
 ENGINES = {"FileStore", "Simulation", "SqlStore", "TestBroker"}
-#: What an engine calls, or a broker in memory gives it.
+#: Names that only an engine or a broker in memory uses.
 INNER = {
     "Cluster",
     "MemoryConsumer",
@@ -47,7 +47,7 @@ INNER = {
     "Submission",
     "TestTransaction",
 }
-#: Classes that an app is made of: what they have is public as its own is.
+#: Base classes of the app: their public methods are the app's.
 REGISTRIES = {"HandlerRegistry", "SinkRegistry"}
 PUBLIC = {name for package in PACKAGES for name in importlib.import_module(package).__all__}
 

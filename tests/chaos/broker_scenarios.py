@@ -49,7 +49,7 @@ def broker_frozen_in_mid_run(group: Fleet, seconds: float, **options: object) ->
 
 
 def broker_killed_while_a_member_leaves(group: Fleet, **options: object) -> None:
-    """Kill the broker while a member that was told to stop is still at its last handlers."""
+    """Kill the broker while a stopping member is still in its last handlers."""
     first, second = group.start_all(2, **options)
     # One message of each partition takes so long that the broker is gone before the last commit.
     group.feed(messages(400, keys=100, seconds=lambda chance: chance.uniform(0.0, 0.01)))

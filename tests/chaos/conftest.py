@@ -16,7 +16,7 @@ NewFleet = Callable[[int], Fleet]
 
 @pytest.fixture(scope="session")
 def patient_broker() -> Iterator[DevBroker]:
-    """A broker that nobody harms, which notices soon that a member of the newer protocol is gone."""
+    """A broker without faults. It soon notices that a member of the newer protocol is gone."""
     with DevBroker(config=KIP848_BROKER) as running:
         yield running
 

@@ -56,7 +56,7 @@ class Counting:
     """The members of a group, the database and what is fed.
 
     Args:
-        broker: a broker that nobody harms.
+        broker: a broker without faults.
         database: a database of PostgreSQL.
         topics: the two topics, of `partitions` each.
         partitions: how many.
@@ -85,7 +85,7 @@ class Counting:
             self._fed.update(named)
 
     def start(self, instance: str | None = None, **options: object) -> subprocess.Popen[bytes]:
-        """Start a member, in place of a former `instance` where one is named."""
+        """Start a member; with `instance`, instead of that former one."""
         config = {"session.timeout.ms": 6000} | ({} if instance is None else {"group.instance.id": instance})
         given = CountingOptions(
             str(self._folder / "met"),

@@ -30,11 +30,11 @@ from waiting import wait_until
 
 MEMBER = Path(__file__).with_name("member.py")
 
-#: Client settings under which a group notices quickly what happened to its members.
+#: Client settings with which a group soon notices lost members.
 CLASSIC: Mapping[str, str | int] = {"session.timeout.ms": 6000, "heartbeat.interval.ms": 300}
 #: The same for KIP-848, whose timeouts are the broker's: see `KIP848_BROKER`.
 KIP848: Mapping[str, str | int] = {"group.protocol": "consumer"}
-#: Broker settings under which a group of the newer protocol notices quickly.
+#: Broker settings with which a group of the newer protocol soon notices them.
 KIP848_BROKER: Mapping[str, str] = {
     "group.consumer.min.session.timeout.ms": "3000",
     "group.consumer.session.timeout.ms": "6000",
@@ -45,7 +45,7 @@ KIP848_BROKER: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class MemberOptions:
-    """What a member process is told. Times in seconds.
+    """The options of a member process. Times in seconds.
 
     Attributes:
         path: file to which it writes what it does.
@@ -201,8 +201,8 @@ class Fleet:
         """Start a member with options of `MemberOptions`; it has a name that none had before."""
         name = f"m{len(self.members)}"
         path = str(self._folder / f"{self.topic}-{name}.jsonl")
-        told = MemberOptions(path, self.broker.bootstrap_servers, self.topic, self.group, **options)  # type: ignore[arg-type] # named options of a dataclass
-        member = Member(name, told)
+        member_options = MemberOptions(path, self.broker.bootstrap_servers, self.topic, self.group, **options)  # type: ignore[arg-type] # named options of a dataclass
+        member = Member(name, member_options)
         self.members.append(member)
         return member
 

@@ -62,7 +62,7 @@ class SeenBatch(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PublisherOptions:
-    """What a member process is told. `seconds` is how long a handler takes."""
+    """The options of a member process. `seconds`: the time of a handler."""
 
     name: str
     group: str
@@ -100,7 +100,7 @@ class Publishers:
         #: The member that is frozen now.
         self.frozen: subprocess.Popen[bytes] | None = None
         self._count = 0
-        #: Set: no more is fed. How many messages were.
+        #: Set when feeding has ended; and the number of fed messages.
         self.stop_feeding = threading.Event()
         self.fed_count = 0
         #: What happened.
@@ -115,9 +115,9 @@ class Publishers:
         """Start a member; it has a name that none had before."""
         name = f"m{self._count}"
         self._count += 1
-        told = PublisherOptions(name, self.group, self.servers, **self.names, **self._options)  # type: ignore[arg-type] # named options of a dataclass
+        member = PublisherOptions(name, self.group, self.servers, **self.names, **self._options)  # type: ignore[arg-type] # named options of a dataclass
         with self._log(name).open("wb") as log:
-            process = subprocess.Popen([sys.executable, MEMBER, json.dumps(asdict(told))], stdout=log, stderr=log)
+            process = subprocess.Popen([sys.executable, MEMBER, json.dumps(asdict(member))], stdout=log, stderr=log)
         self.members.append((name, process))
 
     def kill_one(self) -> None:
@@ -163,7 +163,7 @@ class Publishers:
         self._leaving.append((name, process))
 
     def wait_left(self) -> None:
-        """Wait until all that were told to have left, in order or, where the broker was away, as well as they could."""
+        """Wait until all members that should stop have left: in order, or as well as they could without a broker."""
         for name, process in self._leaving:
             code = process.wait(60)
             assert code == 0 or "StoppedError" in self._end_of_log(name), self._end_of_log(name)

@@ -1,4 +1,4 @@
-"""A member of a group that publishes, as a process: what it writes says which call of which member it is of.
+"""A member process that publishes. Its results name the member and the call.
 
 usage: publishing_member.py OPTIONS, where OPTIONS is the JSON of `chaos.publishing.PublisherOptions`
 """
@@ -51,7 +51,7 @@ def one_by_one(message: penstock.Message) -> list[penstock.Outgoing]:
 
 @app.handler(options["batched"], batch=20)
 def in_batches(messages: list[penstock.Message]) -> list[penstock.Outgoing]:
-    """Return the results of a batch as a whole, and beside them what is in it."""
+    """Return the results of a batch as a whole, with its messages."""
     time.sleep(options["seconds"])
     call = next(calls)
     inside = ",".join(str(number_and_parts(message)[0]) for message in messages)

@@ -82,7 +82,7 @@ def restart_each_in_turn(
 
 
 def members_come_and_go(group: Fleet, turns: int, every: float, total: int, *, kills: bool, **options: object) -> None:
-    """Let a member join or leave by turns, beside one that stays; wait until all is committed.
+    """Let a member join or leave in turn while another one stays; wait until all is committed.
 
     Args:
         group: a fleet without members.

@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.chaos, pytest.mark.timeout(400)]
 
 NewFleet = Callable[[int], Fleet]
 
-#: A client of the newer protocol that misses the answer with its new assignment (librdkafka 2.16) is told again only
+#: A client of the newer protocol that misses the answer with its new assignment (librdkafka 2.16) gets it again only
 #: when the broker gives it up: after the poll interval, which is five minutes by default.
 GIVEN_UP_SOON = {**KIP848, "max.poll.interval.ms": 15_000}
 both_protocols = pytest.mark.parametrize("config", [CLASSIC, GIVEN_UP_SOON], ids=["classic", "kip848"])

@@ -1,4 +1,4 @@
-"""The README's program beside busy loops: it always prints what was paid, and always ends."""
+"""The README's program while busy loops run: it always prints the paid orders, and always ends."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.chaos, pytest.mark.timeout(12_000)]
 HELLO = Path(__file__).parents[2] / "examples" / "hello.py"
 
 RUNS = 20
-#: Processes that are never at rest, and seconds for one run beside them: many times what one takes alone.
+#: Number of busy processes, and seconds for a run meanwhile: many times those of a run without them.
 BUSY = 8
 LIMIT_S = 600
 

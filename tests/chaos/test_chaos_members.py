@@ -38,7 +38,7 @@ def test_ten_thousand_messages_survive_the_restart_of_each_member(
     assert group.uses_newer_protocol() == (config is KIP848)
     report = group.report()
     assert report.faults == []
-    # What was done and not committed yet when a process was killed is done again; a told end leaves nothing so.
+    # After a kill, messages that were done and not committed are done again. An orderly end leaves none.
     assert report.repeats < 1000
     assert end is Member.kill or report.repeats == 0
     assert {-signal.SIGKILL if end is Member.kill else 0} == {one.process.returncode for one in group.members[:3]}

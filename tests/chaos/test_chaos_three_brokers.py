@@ -1,4 +1,4 @@
-"""Three brokers, whatever happens to them: nothing is lost, doubled or out of order, and nobody dies or spins."""
+"""Faults of three brokers: nothing is lost, doubled or out of order, and no process dies or spins."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 #: Seconds for which a node is away, or a setting forbids to write.
 AWAY_S = 20.0
 FORBIDDEN_S = 30.0
-#: What anybody may stand still longer than the plain clients, in seconds.
+#: Seconds by which a part may stand still longer than the plain clients.
 LONGER_S = 5.0
 #: Whose messages the query reads: it stands still where they do.
 READ_BY_SPARK = "coordinators (kafka)"
@@ -70,7 +70,7 @@ def too_few_in_sync(cluster: DevBroker) -> None:
 
 
 def coordinator_killed_with_its_node(work: AtWork) -> None:
-    """Kill a coordinator, and the node by which another would learn of it."""
+    """Kill a coordinator, and the node that would report it to the other one."""
     node = coordinator_of(work.cluster, "kafka.coordinator")
     work.coordinators[0].kill()
     killed(work.cluster, node)

@@ -1,4 +1,4 @@
-"""All that penstock runs, at work on a cluster with plain clients beside it, and what is done to the cluster's nodes.
+"""All parts of penstock at work on a cluster, with plain clients, and the faults of the cluster's nodes.
 
 What goes on is noted with its time, so that the longest standstill of each can be held against that of the plain
 clients in the same run.
@@ -292,7 +292,7 @@ class AtWork:
             if (now := sum(self._stored().values())) > count:
                 count = now
                 self.progress.note("spark")
-            # The database is asked, which tells nobody by itself.
+            # The database is polled, because it sends no notice.
             time.sleep(0.2)
         query.stop()
 

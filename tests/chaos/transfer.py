@@ -75,7 +75,7 @@ class Transfer:
         self._producer.stop()
 
     def finish(self) -> None:
-        """Send no more; the producer goes on answering checks."""
+        """Stop sending; the producer goes on answering checks."""
         self._stopping.set()
         for thread in self._threads:
             thread.join(60)

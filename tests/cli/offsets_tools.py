@@ -1,4 +1,4 @@
-"""Groups whose offsets the commands look at and move: as an app, or somebody else, would have left them."""
+"""Groups for the commands on offsets, as an app or another tool would have left them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Standing = tuple[int, tuple[range, ...]]
 def stand(
     bootstrap: str, group: str, topic: str, partition: int, offset: int, *, done: Sequence[range] = (), text: str = ""
 ) -> None:
-    """Commit as an app does, with an offset map of what is done above; or with this text, as somebody else does."""
+    """Commit as an app does, with an offset map; or with this text, as another tool does."""
     metadata = text or encode(offset, done, owner=owner_of(group, topic, partition))
     with closing(Consumer({"bootstrap.servers": bootstrap, "group.id": group})) as bare:
         bare.commit(offsets=[TopicPartition(topic, partition, offset, metadata=metadata)], asynchronous=False)

@@ -90,7 +90,7 @@ def test_a_process_answers_explain_and_http_and_names_what_holds_a_partition(
 
 
 def status(address: str, path: str) -> int | None:
-    """Return the status of an answer; None where nobody answers."""
+    """Return the status of an answer; None without an answer."""
     try:
         with urllib.request.urlopen(f"http://{address}{path}", timeout=60) as answer:
             return int(answer.status)

@@ -1,4 +1,4 @@
-"""`penstock run --processes` with an app on a real broker; what becomes of processes is in tests/supervisor."""
+"""`penstock run --processes` with an app on a real broker; tests/supervisor has the ends of processes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Call = tuple[str, int, tuple[int, int]]
 
 
 def calls() -> list[Call]:
-    """Return the calls of the handler: in which process, by number and id, and of which partition and offset."""
+    """Return the calls of the handler: number and id of the process, partition and offset."""
     lines = Path("handled").read_text().splitlines(keepends=True) if Path("handled").exists() else []
     found = [line.split() for line in lines if line.endswith("\n")]
     return [(process, int(pid), (int(partition), int(offset))) for process, pid, partition, offset in found]
@@ -80,7 +80,7 @@ def test_two_processes_share_the_work_and_one_that_is_killed_has_its_partitions_
     assert process.returncode == 0, said
     assert "process 1 was ended by SIGKILL; it is started again in 0.5 s (restart 1 of 10)" in said
     assert len(pids("2")) == 1
-    # Nobody waits for the sessions of those that were stopped: they have left.
+    # The sessions of stopped members need no waiting: they have left.
     assert Group(broker.bootstrap_servers, {}, topic).state().members == ()
     # What was handled is committed at the end.
     found = committed(broker.bootstrap_servers, topic, topic, PARTITIONS)

@@ -20,7 +20,7 @@ ORDERS = {("orders", 0): LedgerEntry(20, 10, "id", "query", 3), ("orders", 1): L
 
 @pytest.fixture
 def url(tmp_path: Path) -> str:
-    """A database with the ledger of two queries, one of which fills two tables."""
+    """A database with the ledger of two queries; one fills two tables."""
     url = f"sqlite:///{tmp_path / 'shop.db'}"
     for table in ("orders", "totals"):
         SqlSink(url, table).write_ledger("shop", ORDERS)

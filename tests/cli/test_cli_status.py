@@ -47,7 +47,7 @@ def test_the_true_causes_of_stalls_are_named_elsewhere_and_on_the_page(
 
         causes = ("in handler hangs on", "parked (fails) for", "given up", "is open at offset 0")
 
-        def told() -> str:
+        def printed() -> str:
             _, out, _ = on_broker("status", hung, *at)
             return out if all(cause in out for cause in causes) else ""
 
@@ -56,7 +56,7 @@ def test_the_true_causes_of_stalls_are_named_elsewhere_and_on_the_page(
                 found = "\n".join(problem["text"] for problem in (json.load(answer)["group"] or {}).get("problems", ()))
             return found if all(cause in found for cause in causes) else ""
 
-        out, problems = wait_until(told, 120), wait_until(on_page, 120)
+        out, problems = wait_until(printed, 120), wait_until(on_page, 120)
         _, as_json, _ = on_broker("status", hung, "--json", *at)
         code, explained, _ = on_broker("explain", hung, "--reports", *at)
         gone_code, _, gone = on_broker("status", "no-such-group", *at)
@@ -105,5 +105,5 @@ def test_strangers_records_break_nothing_a_watch_goes_on_until_it_is_ended_and_a
     assert (missing.code, "no member has reported yet" in missing.err, "--report" in missing.err) == (1, True, True)
     assert (len(shown), code) == (2, 0)
     assert "1 newer version, 3 unreadable" in counted
-    told = "shop: 0 members and 1 silent, 0 partitions, lag unknown"
-    assert (silent.code, told in silent.out, "silent for" in silent.out) == (1, True, True)
+    printed = "shop: 0 members and 1 silent, 0 partitions, lag unknown"
+    assert (silent.code, printed in silent.out, "silent for" in silent.out) == (1, True, True)

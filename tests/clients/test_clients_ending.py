@@ -1,4 +1,4 @@
-"""Where clients are destroyed: not on their own threads, and on none that somebody waits for."""
+"""Where clients are destroyed: not on their own threads, and on no thread that a caller waits for."""
 
 from __future__ import annotations
 

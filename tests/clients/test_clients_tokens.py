@@ -108,7 +108,7 @@ def test_a_token_that_is_missing_later_is_in_the_log(caplog: pytest.LogCaptureFi
 
 
 class Provider:
-    """Gives tokens, and none while it is away: whoever asks then waits until it is back, or for a tenth of a second."""
+    """Gives tokens, and none while it is away: a caller then waits until it is back, or for a tenth of a second."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._monkeypatch = monkeypatch
@@ -182,7 +182,7 @@ def test_a_callback_that_hangs_at_a_refresh_holds_up_the_client_no_longer_than_i
     made(None)
     provider.leave()
 
-    # The library asks on its own thread, for which whoever closes the client waits.
+    # The library asks on its own thread, and closing the client waits for it.
     with caplog.at_level(logging.ERROR, "penstock.kafka"), pytest.raises(KafkaException):
         made(None)
 

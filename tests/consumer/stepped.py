@@ -15,7 +15,7 @@ from support.stepped_workers import SteppedWorker, WorkedConsumer
 
 
 def new_item() -> Item:
-    """Return a message in flight of a partition that nobody consumes, for what is submitted for it."""
+    """Return a message in flight of a partition without a consumer, for submissions."""
     assignment = Assignment("in", 0, cast("Any", None), start=0)
     fetch = Fetch(assignment, assignment.tracker.register([0]), 0.0)
     return fetch, 0, FixedRecord("in", 0, 0, b"k", b"v", (), None)

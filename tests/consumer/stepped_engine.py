@@ -109,7 +109,7 @@ class SteppedEngine:
         return assignment
 
     def revoke(self, topic: str, partition: int = 0) -> None:
-        """Drop a partition, as a rebalance does, without waiting for anybody."""
+        """Drop a partition, as a rebalance does, without waiting for handlers."""
         gone = self.engine.assignments.deactivate([(topic, partition)])
         self.engine.assignments.remove(gone)
         self.engine.processor.wake_all()

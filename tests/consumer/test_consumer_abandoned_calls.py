@@ -408,7 +408,7 @@ def test_after_a_rejoin_a_message_says_behind_which_call_it_is_queued() -> None:
     )
     with pytest.raises(NotGivenUpError, match="it does not hold"):
         GivingUp(stepped.consumer.engine, stepped.broker, stepped.consumer.explain).ask("t", 0, 1)
-    # The lanes do not count what nobody handles any more.
+    # The lanes no longer count abandoned messages.
     depths = lane_depths(stepped.consumer.engine.scheduler, stepped.broker.clock.monotonic())
     assert sum(depths["Handled"]["depth"]) == 2
 

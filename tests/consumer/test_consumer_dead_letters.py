@@ -98,7 +98,7 @@ def test_a_message_of_ten_megabytes_is_handled_and_one_is_written_as_a_dead_lett
     producer = Producer(
         {"bootstrap.servers": broker.bootstrap_servers, "message.max.bytes": 2 * limit, "enable.idempotence": True}
     )
-    # As large as the topic allows, save for what surrounds a record: with our headers it is larger.
+    # As large as the topic allows, without the record's frame: with our headers it is larger.
     nearly = b"p" + os.urandom(limit - 500)
     compressed = Producer(
         {"bootstrap.servers": broker.bootstrap_servers, "message.max.bytes": 4 * limit, "compression.type": "zstd"}

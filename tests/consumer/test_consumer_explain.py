@@ -87,7 +87,7 @@ def test_a_partition_that_stands_before_an_open_transaction_says_so_until_it_mov
     app.handler("orders", "others")(lambda _: None)
 
     with TestApp(app) as test:
-        # Of a partition of which nothing was ever read, no position is known.
+        # The position of a partition is unknown until something was read.
         if not is_new:
             for _ in range(7):
                 test.send("orders", "x")

@@ -1,4 +1,4 @@
-"""What a retry policy decides, and what becomes of a message whose tries are exhausted: `on_failure`."""
+"""The decisions of a retry policy, and the end of a message whose tries are exhausted: `on_failure`."""
 
 from __future__ import annotations
 

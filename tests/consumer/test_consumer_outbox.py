@@ -117,7 +117,7 @@ def test_what_waits_to_be_sent_counts_for_back_pressure(part: str) -> None:
 
 
 class Sending:
-    """A plain outbox on a broker in memory; what became of what it was given is written down."""
+    """A plain outbox on a broker in memory. It records the end of each submission."""
 
     def __init__(self) -> None:
         self.broker = TestBroker(0)

@@ -102,7 +102,7 @@ def test_a_topic_named_with_to_takes_plain_values_with_the_key_of_the_message() 
 
 @dataclass
 class Model:
-    """Has the method by which pydantic's models are known."""
+    """Has the method that identifies pydantic's models."""
 
     number: int
 

@@ -1,4 +1,4 @@
-"""Ends of an app's Kafka transactions that come late, never or twice: the group's offsets tell what became of them."""
+"""Ends of an app's Kafka transactions that come late, never or twice: the group's offsets say the outcome."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def test_what_cannot_be_a_message_is_a_failure_that_is_not_tried_again(
 
 
 async def _work(_: penstock.Message) -> None:
-    """Not begun: whoever calls this gets a coroutine."""
+    """Not started: a call returns a coroutine."""
 
 
 async def _stream(_: penstock.Message) -> AsyncIterator[Outgoing]:

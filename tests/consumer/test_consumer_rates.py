@@ -1,4 +1,4 @@
-"""Rates hold in every window of time, and nobody who waits for them is forgotten: pure, on a clock moved by hand."""
+"""Rates hold in every window of time, and no waiting lane is forgotten: pure, on a clock moved by hand."""
 
 from __future__ import annotations
 

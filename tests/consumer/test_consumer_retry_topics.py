@@ -1,4 +1,4 @@
-"""Retry topics: the way there and back, what their headers are believed, and that they hold nobody up."""
+"""Retry topics: the way there and back, the trust in their headers, and that they block no other message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The headers of dead letters: in two formats, read back from what anybody may have forged. Pure."""
+"""The headers of dead letters: in two formats, and read back, also if they are forged. Pure."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class Database:
 
 @pytest.fixture
 def given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[dict[str, Any]]:
-    """The names that pages take for granted. Producers keep their halves in a folder, which nobody publishes."""
+    """The names that pages use without making them. Producers store halves in a folder, and nothing publishes them."""
     monkeypatch.chdir(tmp_path)
     servers = "127.0.0.1:1"
     if "transaction(" in request.getfixturevalue("block").text:  # targets must exist

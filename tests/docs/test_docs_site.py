@@ -1,4 +1,4 @@
-"""The site is built without a warning, asks nobody else for anything, and its made pages are what the code says."""
+"""The site builds without a warning, fetches nothing from other servers, and its generated pages are current."""
 
 from __future__ import annotations
 

@@ -17,13 +17,13 @@ PROTOCOLS = ("classic", "consumer")
 
 
 def main() -> int:
-    """Run what the arguments say; 1 where a campaign found a violation."""
+    """Run the campaigns; return 1 if one found a violation."""
     parser = argparse.ArgumentParser(prog="make endurance", description=__doc__.partition("\n")[0])
-    parser.add_argument("--campaigns", type=int, default=30, help="how many")
-    parser.add_argument("--seed", type=int, default=1, help="of the first; each next one has the next seed")
-    parser.add_argument("--seconds", type=float, default=300, help="for which each is fed and harmed")
-    parser.add_argument("--records", type=int, default=100_000, help="fed and sent in each, about")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="file to which each adds a line of JSON")
+    parser.add_argument("--campaigns", type=int, default=30, help="number of campaigns")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the first one; each next one has the next seed")
+    parser.add_argument("--seconds", type=float, default=300, help="duration of feeding and faults in each")
+    parser.add_argument("--records", type=int, default=100_000, help="approximate number of records in each")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="file for a line of JSON of each campaign")
     parser.add_argument("--kept", type=Path, default=Path("endurance-kept"), help="folder for histories of violations")
     parser.add_argument("--report", action="store_true", help="only write docs/endurance.md from the results")
     arguments = parser.parse_args()

@@ -50,7 +50,7 @@ class Result:
         rows: rows that Spark stored.
         faults: how many of each kind happened.
         not_met: faults that were drawn and did not happen.
-        standstills: the worst by kind of fault, in seconds, and of which stream.
+        standstills: the worst standstill by kind of fault, in seconds, and its stream.
         exits: processes that ended by themselves and were started again.
         violations: what is wrong.
     """

@@ -1,4 +1,4 @@
-"""Judges a campaign by its histories alone: what was fed, sent and called, and what stands in topics and tables.
+"""Judges a campaign only by its histories: fed and sent messages, calls, and the content of topics and tables.
 
 Pure, and without anything of penstock: no import of it, none of its formats. What counts as a violation:
 
@@ -6,7 +6,7 @@ Pure, and without anything of penstock: no import of it, none of its formats. Wh
   topic that is not counted; a message of a committed transaction that is not visible; a visible one that Spark did not
   store.
 - twice: a result, a dead letter, a counted message, a message of a transaction or a row more often than it was fed.
-- torn: a transaction of several messages of which some are visible and some are not.
+- torn: some messages of a transaction are visible, and others are not.
 - never committed: a visible message whose local transaction did not commit.
 - early: a delayed message that was appended before its time.
 - out of order: calls of a key (`histories.examine`), results of a key, messages of a key sent with `order="half"`.
@@ -28,12 +28,12 @@ from histories import Call, examine
 LONGEST_S = 600.0
 #: Seconds between the last event of a stream and the fault that stops it, at most.
 _STOPS_WITHIN_S = 3.0
-#: Seconds by which the clocks of brokers and senders may differ.
+#: Seconds of difference that the clocks of brokers and senders may have.
 CLOCK_SLACK_S = 1.0
 
 
 class Fed(NamedTuple):
-    """A message for the workers, as it stands in its topic."""
+    """A message for the workers, at its place in its topic."""
 
     topic: str
     partition: int
@@ -43,7 +43,7 @@ class Fed(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What became of a message: a visible result, or a dead letter, in the order of a reader."""
+    """The outcome of a message: a visible result or a dead letter, in the order of a reader."""
 
     topic: str
     key: str
@@ -71,7 +71,7 @@ class Visible(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """What was done to whom, from when until when, in monotonic seconds."""
+    """A fault: kind, target, begin and end in monotonic seconds."""
 
     kind: str
     target: str
@@ -80,7 +80,7 @@ class Fault(NamedTuple):
 
 
 class Standstill(NamedTuple):
-    """The longest time in which a stream did not go on, and which stream that was."""
+    """The longest time without progress of a stream, and the stream."""
 
     seconds: float
     stream: str
@@ -122,7 +122,7 @@ class History:
 
 
 def violations(history: History) -> list[str]:
-    """Return all violations in words; empty when there is none."""
+    """Return all violations as text; empty without any."""
     found = [*_of_calls(history), *_of_outcomes(history), *_of_results_order(history)]
     found += [*_of_counted(history), *_of_transactions(history), *_of_half_order(history), *_of_rows(history)]
     return found + list(_of_standing_still(history))
@@ -140,7 +140,7 @@ def standstills(history: History) -> dict[str, Standstill]:
 
 
 def _of_calls(history: History) -> Iterator[str]:
-    """Judge calls with the judge of all chaos tests. While faults last nobody knows who owns what."""
+    """Judge calls with the judge of all chaos tests. While faults last, owners are unknown."""
     begin = min((fault.begin for fault in history.faults), default=inf)
     for topic in sorted({record.topic for record in history.fed} | history.calls.keys()):
         produced = {(record.partition, record.offset): record.key for record in history.fed if record.topic == topic}

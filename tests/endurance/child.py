@@ -68,7 +68,7 @@ def _follow_clock(path: Path) -> None:
                 off[0] = float(path.read_text())
             except (FileNotFoundError, ValueError):
                 off[0] = 0.0
-            # The file is polled: nobody can signal a process that is frozen.
+            # The file is polled: a frozen process cannot be signalled.
             time.sleep(_LOOK_S)
 
     threading.Thread(target=follow, name="clock", daemon=True).start()

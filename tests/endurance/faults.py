@@ -41,7 +41,7 @@ Harm = Callable[[Stage, str, random.Random], contextlib.AbstractContextManager[N
 
 
 class NotMetError(Exception):
-    """The fault was armed, and nobody met it."""
+    """The fault was armed and had no effect."""
 
 
 @contextlib.contextmanager
@@ -212,7 +212,7 @@ class Harming:
         self._locks = {target: threading.Lock() for target in others}
         self._locks |= {name: role.lock for name, role in stage.roles.items()}
         self.faults: list[Fault] = []
-        #: Faults that did not happen: their target was busy, or nobody met them.
+        #: Faults without an effect: their target was busy, or nothing ran into them.
         self.not_met: Counter[str] = Counter()
         #: What the harness itself could not do, which makes the campaign void.
         self.failures: list[str] = []

@@ -1,4 +1,4 @@
-"""What a campaign does beside its processes: it feeds the workers, and watches what goes on."""
+"""The campaign's own work: it writes messages for the workers and watches the progress."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Watch:
             thread.start()
 
     def stop(self) -> None:
-        """Look no more."""
+        """Stop watching."""
         self._stopping.set()
         for thread in self._threads:
             thread.join(30)
@@ -83,7 +83,7 @@ class Feeder:
         self._thread.start()
 
     def stop(self) -> None:
-        """Feed no more; returns when all that was fed is stored or given up."""
+        """Stop feeding; return when all fed messages are stored or given up."""
         self._stopping.set()
         self._thread.join()
         self._producer.flush(_FLUSH_S)

@@ -1,4 +1,4 @@
-"""What a campaign consists of, and the faults that a seed draws for it. Pure.
+"""The parts of a campaign, and the faults that a seed selects. Pure.
 
 Different targets are harmed at once, the same one never twice. One node of Kafka is away at a time, as three replicas
 with two in sync promise to bear.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-#: Topics: what workers read, what they write, and where the stores publish to.
+#: Topics that workers read, topics that they write, and targets of the stores.
 INPUTS = ("singles", "keyed", "batched")
 OUTPUTS = ("results", "dlq.singles")
 STORES = ("kafka", "sql", "file")
@@ -25,7 +25,7 @@ PROCESSES = (
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of fault: to whom it may be, and for how many seconds. `weight`: cards in the deck."""
+    """A kind of fault: its targets, and its shortest and longest seconds. `weight`: its cards in the deck."""
 
     name: str
     targets: tuple[str, ...]
@@ -52,7 +52,7 @@ KINDS = (
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A fault that a seed has drawn: when it begins, of which kind, to whom, for how long."""
+    """A fault that a seed selected: begin, kind, target and duration."""
 
     at_s: float
     kind: Kind
@@ -61,7 +61,7 @@ class Planned:
 
 
 def plan(seed: int, seconds: float) -> list[Planned]:
-    """Draw the faults of a campaign: all kinds come by turns, in an order that the seed shuffles, several at once."""
+    """Select the faults of a campaign: all kinds in turn, in an order that the seed shuffles, several at once."""
     chance = random.Random(f"faults {seed}")  # noqa: S311 - no secret
     drawn: list[Planned] = []
     deck: list[Kind] = []

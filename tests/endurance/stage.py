@@ -41,7 +41,7 @@ class Role:
 
     def __init__(self, name: str, script: str, options: Mapping[str, Any]) -> None:
         self.name = name
-        #: Held by whoever harms it, so that nobody else does at the same time.
+        #: Held by a fault, so that no other fault has this target meanwhile.
         self.lock = threading.Lock()
         self._script, self._options = HERE / script, options
         self._folder = Path(options["folder"])

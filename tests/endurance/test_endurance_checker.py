@@ -78,7 +78,7 @@ def called(record: Fed, instance: str, at: float) -> Call:
 
 
 def without_call(history: History) -> History:
-    """Plant a message that nobody ended."""
+    """Plant a message without a call that ended."""
     return replace(history, calls={**history.calls, "keyed": history.calls["keyed"][:-1]})
 
 

@@ -1,4 +1,4 @@
-"""Examples run as a user runs them: as processes of their own, which find the broker by an environment variable."""
+"""Runs examples as a user does: as processes that find the broker by an environment variable."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from waiting import wait_until
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 
-#: Seconds that a program may take for what it does, on a busy machine.
+#: Seconds that a program may take on a busy machine.
 PATIENCE_S = 90.0
 
 
 @dataclass(frozen=True)
 class Program:
-    """A program that runs, and what it has printed so far, on both of its outputs."""
+    """A running program, with the output so far of both streams."""
 
     process: subprocess.Popen[bytes]
     output: Path
@@ -32,7 +32,7 @@ class Program:
         return self.output.read_text().splitlines()
 
     def wait_for(self, condition: Callable[[list[str]], bool]) -> None:
-        """Wait until its lines are as wanted; fail at once where it has ended before."""
+        """Wait until the condition holds for its lines; fail at once if it has ended before."""
 
         def met() -> bool:
             ended = self.process.poll() is not None
@@ -57,7 +57,7 @@ class Examples:
 
     Args:
         bootstrap_servers: address of the broker.
-        folder: where their outputs go.
+        folder: the folder of their outputs.
     """
 
     def __init__(self, bootstrap_servers: str, folder: Path) -> None:
@@ -85,7 +85,7 @@ class Examples:
         return done.stdout
 
     def feed(self, topic: str) -> str:
-        """Write the messages of an example, by the program that its reader is told to use."""
+        """Write the messages of an example, with the program that its docstring names."""
         return self.python("feed.py", topic)
 
     def penstock(self, *arguments: str) -> str:

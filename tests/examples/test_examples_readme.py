@@ -129,14 +129,14 @@ def test_the_metrics_of_transactions_are_those_that_are_reported() -> None:
     page = (ROOT / "docs" / "transactions.md").read_text()
     [row] = [line for line in OPERATION.splitlines() if line.startswith("| ours, of transactions |")]
 
-    told = re.findall(r"^\| `(penstock\.transactions\.[a-z_]+)` \|", page, re.MULTILINE)
+    documented = re.findall(r"^\| `(penstock\.transactions\.[a-z_]+)` \|", page, re.MULTILINE)
     named = {
         name if name.startswith("penstock") else f"penstock.transactions{name}"
         for name in re.findall(r"`([^`]+)`", row)
     }
 
-    assert told == [metric.name for metric in TRANSACTION_METRICS]
-    assert named == set(told)
+    assert documented == [metric.name for metric in TRANSACTION_METRICS]
+    assert named == set(documented)
 
 
 @pytest.mark.parametrize("page", [ROOT / "README.md", *DOCS], ids=lambda page: page.name)

@@ -12,7 +12,7 @@ from reverse_proxy import program_of
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
-#: Names under which systems install it.
+#: Its names on different systems.
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 
@@ -20,7 +20,7 @@ _NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable
 def browser() -> Iterator[Browser]:
     """The browser.
 
-    It ends with its file: until then playwright runs an event loop in this thread, beside which no other can run.
+    It ends with its file: until then playwright runs an event loop in this thread, and no other one can run.
     """
     from playwright.sync_api import expect, sync_playwright
 

@@ -32,7 +32,7 @@ http {{
 
 
 def program_of(package: str, inside: str, *names: str, deep: bool = False) -> tuple[str, dict[str, str]]:
-    """Return a program by the names under which systems install it, or of a package, and its environment; or skip."""
+    """Return a program by its names on different systems, or of a package, and its environment; or skip."""
     path = f"{os.environ.get('PATH', '')}:/usr/sbin"
     found = next((found for name in names if (found := shutil.which(name, path=path))), None)
     if found is not None:

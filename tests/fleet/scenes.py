@@ -19,7 +19,7 @@ from penstock.fleet.reports.group_state import Group, Member
 from penstock.fleet.reports.report import Report, decode_report, encode_report
 from penstock.fleet_member import Sender
 
-#: What somebody who forges a record may put anywhere.
+#: A text that a forged record may contain anywhere.
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=10), inner, max_size=4),
@@ -33,16 +33,16 @@ def partition(topic: str, number: int, **extra: Any) -> dict[str, Any]:
     return {"topic": topic, "partition": number, "handler": "handle", "position": position, **known, **extra}
 
 
-def report(group: str, member: str, uptime_s: float = 600.0, sequence: int = 1, **told: Any) -> Report:
+def report(group: str, member: str, uptime_s: float = 600.0, sequence: int = 1, **description: Any) -> Report:
     sender = Sender(group, member, member.rpartition("-")[0] or member, 4711)
-    rates = told.pop("rates", {"handled": 410.0, "failed": 0.2})
+    rates = description.pop("rates", {"handled": 410.0, "failed": 0.2})
     numbers = {"sequence": sequence, "interval_s": 2.0, "uptime_s": uptime_s}
-    return decode_report(sender.key, encode_report(sender, told, rates, numbers))
+    return decode_report(sender.key, encode_report(sender, description, rates, numbers))
 
 
-def alone(group: str, member: str = "vm-1", **told: Any) -> Group:
+def alone(group: str, member: str = "vm-1", **description: Any) -> Group:
     """Return a group of one member, which reported a second ago."""
-    return Group(group, [Member(report(group, member, **told), 1.0, is_silent=False)])
+    return Group(group, [Member(report(group, member, **description), 1.0, is_silent=False)])
 
 
 def planted(text: str) -> Group:
@@ -52,7 +52,7 @@ def planted(text: str) -> Group:
     stuck = partition(text, 2, handler=text, state="in handler", worker=text, blocking_offset=3, age=9.0)
     message = {"topic": text, "partition": 1, "offset": 3}
     pending = {"id": text, "prefix": text, "group": text, "topics": text, "age": 99.0, "waits_for": text}
-    told = report(
+    forged = report(
         text,
         text,
         partitions=[part, stuck],
@@ -63,7 +63,7 @@ def planted(text: str) -> Group:
         lanes={text: {"depth": [1], "age": [0.5]}},
         coordinator={"counts": {"pending": 1}, "waits": [text], "transactions": [pending]},
     )
-    return Group(text, [Member(told, 1.0, is_silent=False), Member(told, 60.0, is_silent=True)])
+    return Group(text, [Member(forged, 1.0, is_silent=False), Member(forged, 60.0, is_silent=True)])
 
 
 class Scene:

@@ -109,8 +109,8 @@ def test_all_members_pause_a_topic_and_go_on_and_the_audit_tells_who_asked(shop:
     assert before == [None, None]
     assert (status, paused["outcome"]) == (200, "done")
     assert all("by the app" in str(shop.explained(number).paused) for number in (0, 1))
-    told, by = shop.audit(paused["id"]), "127.0.0.1 by the dashboard"
-    by_kind = sorted((record.kind.value, record.by) for record in told)
+    audited, by = shop.audit(paused["id"]), "127.0.0.1 by the dashboard"
+    by_kind = sorted((record.kind.value, record.by) for record in audited)
     assert by_kind == [("answer", "one"), ("answer", "two"), ("asked", by), ("outcome", by)]
     assert act(shop.address, "resume", group=shop.topic, topic=shop.topic)[1]["outcome"] == "done"
     assert [shop.explained(number).paused for number in (0, 1)] == [None, None]

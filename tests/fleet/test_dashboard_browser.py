@@ -84,9 +84,9 @@ def test_from_a_group_to_the_cause_in_two_clicks_and_no_button_unless_asked_for(
         expect(page.get_by_role("button", name=re.compile("Pause|Give up|Stacks|Set offsets"))).to_have_count(0)
         page.locator("li", has_text="waits for its handler").get_by_role("button", name="Details").click()
 
-        told = page.get_by_role("dialog")
-        expect(told).to_contain_text("Offset 48262, in handler charge on penstock-worker-shop-3 for 74.2 s")
-        expect(told).to_contain_text("Key and payload are hidden")
+        dialog = page.get_by_role("dialog")
+        expect(dialog).to_contain_text("Offset 48262, in handler charge on penstock-worker-shop-3 for 74.2 s")
+        expect(dialog).to_contain_text("Key and payload are hidden")
 
 
 def test_keys_lead_through_the_page_and_a_broker_and_a_dashboard_that_are_gone_are_shown(open_page: OpenPage) -> None:
@@ -139,8 +139,8 @@ def stores() -> list[Group]:
     found = []
     for name, operator in (("kafka", {"store": "kafka"}), ("sql", hears), ("file", {"store": "other"})):
         pending = {"id": IDS[name], "prefix": name, "group": "shop", "topics": "orders", "age": 9.0, "checks": 1}
-        told = {"counts": {"pending": 1}, "waits": [], "transactions": [pending], "operator": operator}
-        found.append(alone(name, coordinator=told))
+        coordinator = {"counts": {"pending": 1}, "waits": [], "transactions": [pending], "operator": operator}
+        found.append(alone(name, coordinator=coordinator))
     return found
 
 

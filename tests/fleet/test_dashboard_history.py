@@ -15,8 +15,8 @@ from penstock.fleet.page.history import POINTS, History
 from penstock.fleet.reports.group_state import Group, Member
 
 
-def group(sequence: int, uptime_s: float, *, member: str = "one", silent: bool = False, **told: Any) -> Group:
-    made = report("shop", member, uptime_s, sequence, **told)
+def group(sequence: int, uptime_s: float, *, member: str = "one", silent: bool = False, **description: Any) -> Group:
+    made = report("shop", member, uptime_s, sequence, **description)
     return Group("shop", [Member(made, 0.0, is_silent=silent)])
 
 
@@ -87,8 +87,8 @@ def test_a_flood_of_members_and_groups_stays_bounded_and_groups_keep_their_serie
     monkeypatch.setattr("penstock.fleet.page.history._MOST_KEPT", 20)
     history = History()
     for number in range(200):
-        told = report(f"g{number}", "one", 5.0, 1)
-        history.add([Group(f"g{number}", [Member(told, 0.0, is_silent=False)])])
+        description = report(f"g{number}", "one", 5.0, 1)
+        history.add([Group(f"g{number}", [Member(description, 0.0, is_silent=False)])])
 
     assert sum(bool(history.series(f"g{number}")) for number in range(200)) == 10
 

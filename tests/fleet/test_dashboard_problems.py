@@ -19,7 +19,7 @@ CALL = "in handler charge on w for"
 BEHIND = "behind an earlier call of the same key, in charge on w for 61.0 s"
 
 
-def told(*partitions: dict[str, Any], **more: Any) -> list[Problem]:
+def problems_in(*partitions: dict[str, Any], **more: Any) -> list[Problem]:
     return problems_of(alone("shop", "one", partitions=partitions, **more))
 
 
@@ -44,7 +44,7 @@ def told(*partitions: dict[str, Any], **more: Any) -> list[Problem]:
     ],
 )
 def test_a_cause_is_a_sentence(level: str, sentence: str, extra: dict[str, Any]) -> None:
-    [problem] = told(partition("orders", 3, **HELD, **extra))
+    [problem] = problems_in(partition("orders", 3, **HELD, **extra))
 
     assert (problem.level, problem.topic, problem.partition, problem.offset) == (level, "orders", 3, 17)
     assert sentence in problem.text
@@ -52,11 +52,11 @@ def test_a_cause_is_a_sentence(level: str, sentence: str, extra: dict[str, Any])
 
 @pytest.mark.parametrize("extra", [{"state": "publishing"}, PARKED | {"due_in": 0.0}, IN_HANDLER | {"age": 0.2}])
 def test_what_moves_is_no_problem(extra: dict[str, Any]) -> None:
-    assert told(partition("orders", 3, **HELD, **extra)) == []
+    assert problems_in(partition("orders", 3, **HELD, **extra)) == []
 
 
 def test_a_cause_of_many_partitions_is_reported_once_with_their_number() -> None:
-    [problem] = told(*(partition("orders", n, trouble="no broker answers", lag=10) for n in range(200)))
+    [problem] = problems_in(*(partition("orders", n, trouble="no broker answers", lag=10) for n in range(200)))
 
     assert (problem.count, problem.waiting) == (200, 2_000)
 
@@ -69,7 +69,7 @@ def test_the_worst_come_first_and_a_parked_key_that_holds_a_watermark_is_reporte
     waits = partition("orders", 3, **HELD, state="parked", attempt=2, due_in=30.0)
     broken = partition("orders", 4, **HELD, state="held", attempt=2)
 
-    assert [one.kind for one in told(waits, broken, parked=parked)] == ["held", "parked", "keys"]
+    assert [one.kind for one in problems_in(waits, broken, parked=parked)] == ["held", "parked", "keys"]
 
 
 def test_a_silent_member_is_reported_and_nothing_else_of_it() -> None:
@@ -90,8 +90,8 @@ def test_transactions_and_queries_are_reported() -> None:
     coordinator = {"counts": {"pending": 3}, "waits": ["orders takes nothing"], "transactions": transactions}
     sinks = [{"name": "lake", "state": "failed", "last_error": "no space"}, {"name": "pg", "state": "running"}]
 
-    waits, pending = sorted(told(coordinator=coordinator), key=lambda problem: problem.age or 0.0)
-    [failed] = told(sinks=sinks)
+    waits, pending = sorted(problems_in(coordinator=coordinator), key=lambda problem: problem.age or 0.0)
+    [failed] = problems_in(sinks=sinks)
 
     assert (failed.kind, failed.level) == ("sink", "bad")
     assert failed.text == "Its query failed: no space; it is not started again."

@@ -95,7 +95,7 @@ def test_a_report_that_breaks_the_page_costs_a_line_in_the_log_and_browsers_that
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scene = Scene()
-    good, scene.make = scene.make, lambda: 1 / 0  # type: ignore[assignment, return-value] # nobody gets a state
+    good, scene.make = scene.make, lambda: 1 / 0  # type: ignore[assignment, return-value] # no state can be made
     monkeypatch.setattr("penstock.fleet.page.server._MOST_BROWSERS", 1)
     with serving(scene) as url, ThreadPoolExecutor() as browsers:
         asked = [browsers.submit(request, url, "/api/groups") for _ in range(3)]
@@ -112,7 +112,7 @@ def test_a_report_that_breaks_the_page_costs_a_line_in_the_log_and_browsers_that
 
 def test_messages_are_hidden_unless_switched_on_and_what_is_wrong_is_said() -> None:
     place = "/api/message?topic=payments&partition=1&offset=48228"
-    told = [partition("gone", 3, blocking_offset=7), partition("payments", 1, blocking_offset=48_228)]
+    held = [partition("gone", 3, blocking_offset=7), partition("payments", 1, blocking_offset=48_228)]
 
     def read(topic: str, number: int, offset: int) -> dict[str, Any]:
         if topic == "gone":
@@ -121,7 +121,7 @@ def test_messages_are_hidden_unless_switched_on_and_what_is_wrong_is_said() -> N
 
     with serving(Scene()) as url:
         hidden = request(url, place)
-    with serving(Scene(lambda: [alone("shop", partitions=told)]), read_message=read) as url:
+    with serving(Scene(lambda: [alone("shop", partitions=held)]), read_message=read) as url:
         unseen = request(url, place)
         assert request(url, "/api/groups?group=shop").status == 200
         shown, gone = request(url, place), request(url, "/api/message?topic=gone&partition=3&offset=7")

@@ -1,4 +1,4 @@
-"""Transactions of each kind of store: in their coordinator's reports, and settled over HTTP, by it or by who asks."""
+"""Transactions of each kind of store: in their coordinator's reports, and settled over HTTP, by it or the caller."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def store(
         where = {"store": FileStore(tmp_path / "files", **where)}
     with ExitStack() as parts:
         parts.enter_context(pytest.MonkeyPatch.context()).setattr(store_coordinator, "_EFFECT_BUDGET_S", _EFFECT_S)
-        # Nobody is asked meanwhile, so that what is undecided stays so.
+        # No check is sent meanwhile, so undecided transactions stay undecided.
         coordinator = parts.enter_context(Coordinator(**where, commands=commands, transaction_timeout=600.0))
         producer = parts.enter_context(TransactionalProducer("shop", **where, check=lambda _: TransactionState.UNKNOWN))
         reporter = coordinator_reporter(coordinator.group, coordinator, servers, {}, reports)

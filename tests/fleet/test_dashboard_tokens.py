@@ -1,4 +1,4 @@
-"""The token of actions: wrong ones are slowed and keep nobody out; and who may ask at all."""
+"""The token of actions: wrong ones are slowed and block no other client; and who may ask at all."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from penstock.fleet.commands.audit import Answer
 from penstock.fleet.server import Visitors
 from penstock.fleet_member import Outcome
 
-#: Nobody listens there: what comes so far was let in.
+#: No server listens there: a request that gets so far was let in.
 NOWHERE = "127.0.0.1:1"
 #: A request that is as it should be.
 ASKED = {"group": "sms", "topic": "orders", "dry_run": True}
@@ -96,8 +96,8 @@ def test_only_a_page_of_this_address_may_ask_and_only_as_it_should(caplog: pytes
             assert status(ASKED | given) == 422
 
     with served(ActionContext(NOWHERE), None) as address:
-        off, told = act(address, "pause", group="sms", topic="orders")
-    assert (off, "actions are off" in told["said"]) == (403, True)
+        off, body = act(address, "pause", group="sms", topic="orders")
+    assert (off, "actions are off" in body["said"]) == (403, True)
 
 
 def test_behind_a_proxy_its_address_counts_as_the_pages_own_and_each_client_is_slowed_by_itself(
@@ -146,13 +146,13 @@ def test_an_action_without_brokers_or_beyond_the_limit_says_that_nothing_was_don
 
     monkeypatch.setattr("penstock.fleet.actions.dispatch.CommandSender", unreached)
     with served(ActionContext(NOWHERE)) as address:
-        status, told = act(address, "stacks", group="sms", member="one")
+        status, body = act(address, "stacks", group="sms", member="one")
     monkeypatch.setattr("penstock.fleet.actions.endpoints.MOST_RUNNING", 0)
     with served(ActionContext(NOWHERE)) as address:
         full, full_told = act(address, "stacks", group="sms", member="one")
 
-    assert (status, told["outcome"]) == (200, "failed")
-    assert told["said"] == "nothing was done, because it cannot be written to the audit: no broker answered"
+    assert (status, body["outcome"]) == (200, "failed")
+    assert body["said"] == "nothing was done, because it cannot be written to the audit: no broker answered"
     assert (full, "wait until one has ended" in full_told["said"]) == (503, True)
 
 
@@ -167,10 +167,10 @@ def test_an_action_that_takes_too_long_is_answered_and_goes_on(monkeypatch: pyte
     monkeypatch.setattr("penstock.fleet.actions.endpoints.plan", plan)
     monkeypatch.setattr("penstock.fleet.actions.endpoints.ANSWER_S", 0.1)
     with served(ActionContext(NOWHERE)) as address:
-        _, told = act(address, "stacks", group="sms", member="one", dry_run=True)
+        _, body = act(address, "stacks", group="sms", member="one", dry_run=True)
         is_ended = ended.is_set()
         go_on.set()
         assert ended.wait(60)
 
-    assert (told["outcome"], is_ended) == ("failed", False)
-    assert told["said"] == "stacks did not end within 0.1 s and goes on; see its outcome in the audit"
+    assert (body["outcome"], is_ended) == ("failed", False)
+    assert body["said"] == "stacks did not end within 0.1 s and goes on; see its outcome in the audit"

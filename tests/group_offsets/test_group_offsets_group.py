@@ -1,4 +1,4 @@
-"""What a group's brokers answer that is no answer: what may pass is asked again, and all else is told."""
+"""Errors of a group's brokers: temporary ones are retried, all others are raised."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_what_may_pass_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_does_not_pass_is_reported_with_what_to_do(
     monkeypatch: pytest.MonkeyPatch, code: int, kind: type[PenstockError], says: str
 ) -> None:
-    with pytest.raises(kind, match=says) as told:
+    with pytest.raises(kind, match=says) as raised:
         write(monkeypatch, code)
 
-    assert type(told.value) is kind
+    assert type(raised.value) is kind

@@ -16,7 +16,7 @@ from penstock.offsets import Block, OffsetMap, Tracker, decode
 
 
 class TrackerMachine(RuleBasedStateMachine):
-    """A tracker beside a plain set of the offsets that are not done."""
+    """A tracker, and a plain set of the offsets that are not done."""
 
     @initialize(start=st.integers(0, 1000))
     def begin(self, start: int) -> None:

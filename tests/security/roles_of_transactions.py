@@ -154,7 +154,7 @@ def kafka_coordinator(world: World) -> None:
             drop(administrator, sending, lambda _: TransactionState.ROLLBACK)
             drop(administrator, sending)
             wait_until(lambda: is_settled(before), STEP_S)
-            # What the topic refuses is told to operators; as long as it is pending, logs are kept.
+            # Operators see what the topic refuses; as long as it is pending, logs are kept.
             refused = sending.send(world.names["topic"], value=os.urandom(2 * LARGEST), execute=commit).transaction_id
             wait_until(lambda: world.was_allowed("WRITE", f"{world.names['prefix']}.status"), STEP_S)
             wait_until(lambda: is_given_up(refused), STEP_S, interval=0.5)

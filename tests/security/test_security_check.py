@@ -73,9 +73,9 @@ def test_an_app_starts_and_works_with_the_rights_that_check_printed(
 ) -> None:
     roles.make_topics_of_publisher(world)
     reports = penstock.ReportSettings(topic=f"{world.names['topic']}-reports")
-    told = penstock.CommandSettings(world.names["commands"], world.names["audit"])
+    command_settings = penstock.CommandSettings(world.names["commands"], world.names["audit"])
     reached = {"bootstrap_servers": world.servers, "config": world.config}
-    app = penstock.App(world.names["app"], **reached, exactly_once=True, report=reports, commands=told)
+    app = penstock.App(world.names["app"], **reached, exactly_once=True, report=reports, commands=command_settings)
 
     topic, target, once = world.names["topic"], world.names["target"], penstock.retry(attempts=1)
 
@@ -94,7 +94,7 @@ def test_an_app_starts_and_works_with_the_rights_that_check_printed(
     pause = Command("pause", app.name, None, {"topic": topic}, "a test", int(time.time() * 1000))
     with app.start() as running:
         wait_until(lambda: running._listener is not None and running._listener.is_listening.is_set(), STEP_S)
-        [answer] = CommandSender(world.servers, world.broker.admin_config, told).ask(pause)
+        [answer] = CommandSender(world.servers, world.broker.admin_config, command_settings).ask(pause)
         running.resume(topic)
         wait_until(lambda: world.arrived(target) == world.sent[1:], STEP_S, interval=0.2)
         wait_until(lambda: world.arrived(f"dlq.{topic}") == world.sent[:1], STEP_S, interval=0.2)

@@ -154,7 +154,7 @@ def test_a_command_runs_with_what_the_table_has(part: str, role: Role, world: Wo
 def names_all(  # noqa: PLR0917 - a part and what is done with it
     part: str, world: World, prepare: Role, role: Role, taken: Iterable[Right], table: Documented | None = None
 ) -> None:
-    """Run a part that begins without any permission, and require that it needed the table and no more.
+    """Run a part that begins without any permission, and require that it needed exactly the table.
 
     Args:
         part: a part of the table.

@@ -116,7 +116,7 @@ class World:
         )
 
     def write(self) -> None:
-        """Have somebody else write a message to the topic."""
+        """Write a message to the topic as another user."""
         producer = Producer({**self.broker.admin_config, "bootstrap.servers": self.servers, "enable.idempotence": True})
         errors: list[object] = []
         value = self.value()

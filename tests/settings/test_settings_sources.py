@@ -132,7 +132,7 @@ def test_a_table_of_pyproject_is_read_where_no_file_of_its_own_is_and_a_variable
 
     assert (in_project.effective["workers"], in_project.report) == (7, penstock.ReportSettings())
     assert (in_own_file.effective["workers"], in_own_file.report) == (16, None)
-    assert app().effective["workers"] == 8, "which counts also where the code states it: somebody has named the file"
+    assert app().effective["workers"] == 8, "it overrides the code, because the file was named"
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from support.stepped_workers import SteppedWorker, WorkedConsumer
 
 
 class Count:
-    """What is in flight of one assignment, found by looking: what surely is, what may be beside it, what is parked."""
+    """The messages in flight of one assignment, counted directly: certain ones, possible ones, and parked ones."""
 
     __slots__ = ("least", "parked", "unsure")
 
@@ -29,10 +29,10 @@ def check_counts(who: str, consumer: WorkedConsumer) -> None:
     Raises:
         InvariantBroken: it does not add up.
     """
-    # Told first: a tracker does what it was told when it is asked.
-    told = [(one, one.tracker.in_flight, one.tracker.parked[0]) for one in consumer.engine.assignments.all()]
+    # First: a tracker applies queued changes when it is read.
+    counted = [(one, one.tracker.in_flight, one.tracker.parked[0]) for one in consumer.engine.assignments.all()]
     counts = _count(consumer)
-    for assignment, in_flight, parked in told:
+    for assignment, in_flight, parked in counted:
         count = counts.get(assignment)
         if count is None:
             if in_flight or parked:
@@ -93,7 +93,7 @@ def _count(consumer: WorkedConsumer) -> dict[Assignment, Count]:
             if worker is None:
                 count.least += len(run.records) - run.next
             else:
-                # Somewhere in its runs: what is done there is told when the worker leaves the run.
+                # Somewhere in its runs: done messages are reported when the worker leaves the run.
                 count.unsure += len(run.records) - run.next
         if worker is not None:
             _count_under_way(worker, counts)

@@ -203,7 +203,7 @@ class Run:
         """Make batches with crashes, then damage what is there."""
         for _ in range(batches):
             self.clock += self.chance.randrange(5_000)
-            # Nobody decides, or settles, what is not acknowledged yet.
+            # No caller decides or settles an unacknowledged half.
             known = [one for one in self.ids if one in self.model.rows or self.chance.random() < 0.1]
             self.commit([self.change(known, place) for place in range(self.chance.choice((1, 1, 2, 5)))])
             if self.chance.random() < 0.2:
@@ -309,7 +309,7 @@ class Run:
             base, content = int(name.removesuffix(SUFFIX)), disk.files[name].cached
             end = min(self.store.redo.end - base, len(content))
             if self.chance.random() < 0.5:
-                # The mark did not reach the disk. Then what lies behind the last frame is all that can be told.
+                # The mark did not reach the disk. Then only the bytes behind the last frame can be judged.
                 del disk.files[MARK]
                 end = min(end, self.last_frame - base)
             if end <= 0:

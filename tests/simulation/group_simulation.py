@@ -1,7 +1,7 @@
 """`Simulation`: a whole consumer group in one thread, every step of it chosen, every invariant checked at every step.
 
 Instances of an app share a `TestBroker`. What they do is cut into steps (a poll, the beginning of a handler, its end),
-and whoever drives the simulation decides what comes next: `simulation.random_driver` by a seed, a property test by its
+and the driver of the simulation decides what comes next: `simulation.random_driver` by a seed, a property test by its
 own choice. The same choices give the same run.
 """
 
@@ -172,7 +172,7 @@ class Simulation:
         Args:
             what: it in words.
             do: plans it.
-            repeats: whether a commit may arrive once more after later ones. Nobody can know of that, so the group may
+            repeats: whether a commit may arrive again after later ones. It cannot be noticed, so the group may
                 stay behind until its next commit.
         """
         self._note(what)
@@ -361,7 +361,7 @@ class Simulation:
             check_counts(instance.name, instance.consumer)
 
     def _check_others(self, instance: Instance, worker: SteppedWorker) -> None:
-        """Check that nobody else is at the messages that a worker has just begun."""
+        """Check that no other worker has the messages that a worker has just begun."""
         mine = instance.calls.get(worker)
         if mine is None:
             return
@@ -443,7 +443,7 @@ class Simulation:
                     self.produce(topic, None, partition=partition)
 
     def _turn(self) -> bool:
-        """Let everybody do what can be done; tell whether somebody did."""
+        """Let all instances do what they can; return whether one did something."""
         worked = False
         for instance in list(self.instances):
             received = instance.consumer.engine.counts.received

@@ -50,13 +50,13 @@ class Instance:
         app: the app it runs.
         settings: the options.
         broker: where it runs.
-        checker: who is told of what it does.
+        checker: gets a report of each step.
         wait: called with the instance and seconds where it waits for handlers in a rebalance callback.
         prepare: called with the instance before it is connected.
     """
 
     #: The call that is ending, while its handler is called: its number, its messages as they were fetched, and the
-    #: assignment. Results say of which call they are.
+    #: assignment. Results name their call.
     ending: tuple[int, HandlerCall] | None = None
 
     def __init__(
@@ -200,7 +200,7 @@ class Instance:
         writer = self._writers.setdefault(assignments, f"{self.name}-{len(self._writers)}")
         made = HandlerCall(messages, identities, assignments, writer)
         retried = made.assignment.route.source is not None
-        # A message of a retry topic holds nobody but while it is in its handler.
+        # A message of a retry topic blocks others only while it is in its handler.
         busy = self.calls.values() if retried else (*self.calls.values(), *self._waiting())
         self._checker.may_begin(self.name, made, self.owned, busy)
         self.calls[worker] = made

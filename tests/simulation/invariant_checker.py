@@ -79,7 +79,7 @@ class HandlerCall:
 class InvariantChecker:
     """Keeps the history of each partition of one group, and checks calls and commits by it.
 
-    Every message has a value of its own, by which it is known in all topics.
+    Every message has its own value, which identifies it in all topics.
 
     Args:
         group: the group.
@@ -311,8 +311,8 @@ class InvariantChecker:
         undone = self.histories[place].undone
         if undone and undone[0] < offset:
             raise InvariantBroken(f"I3: {who} commits {offset} of {place} although {undone[0]} is not done")
-        told = decode(offset, metadata, owner_of(self._group, *place))
-        for done in () if told is None else told.done:
+        decoded = decode(offset, metadata, owner_of(self._group, *place))
+        for done in () if decoded is None else decoded.done:
             at = bisect_left(undone, done.start)
             if at < len(undone) and undone[at] < done.stop:
                 raise InvariantBroken(

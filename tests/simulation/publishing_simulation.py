@@ -1,7 +1,7 @@
 """`PublishingSimulation`: a group whose handlers return results, at least once or exactly once.
 
-At least once, the poll thread writes results; what a producer is told goes through here. Exactly once, the thread that
-makes an instance's calls is stepped beside the poll thread and the workers: others work while it waits for the brokers,
+At least once, the poll thread writes results; a producer's reports pass through here. Exactly once, the thread that
+makes an instance's calls is stepped like the poll thread and the workers: others work while it waits for the brokers,
 and it may be frozen, left behind or killed in the middle of a transaction.
 """
 
@@ -34,7 +34,7 @@ from simulation.transactional_client import (
     SteppedCalls,
 )
 
-#: How deep others may work while somebody waits who works while somebody waits.
+#: Depth of nested waits in which others still work.
 _DEEPEST = 2
 #: Messages that are parked at a time, at most: as many as a run has.
 _MOST_PARKED = 200
@@ -80,7 +80,7 @@ def _ending() -> Any:
 
 
 class ObservedProducer:
-    """A producer in memory; which results were refused is told to the checker."""
+    """A producer in memory; it reports refused results to the checker."""
 
     def __init__(self, inner: Any, refuse: Callable[[bytes | None], None]) -> None:
         self._inner = inner
@@ -99,12 +99,12 @@ class ObservedProducer:
     ) -> None:
         """As the client's."""
 
-        def told(error: KafkaError | None, message: Message) -> None:
+        def delivered(error: KafkaError | None, message: Message) -> None:
             if error is not None and topic in OUTPUTS:
                 self._refuse(value)
             on_delivery(error, message)
 
-        self._inner.produce(topic, value, key, partition=partition, headers=headers, on_delivery=told)
+        self._inner.produce(topic, value, key, partition=partition, headers=headers, on_delivery=delivered)
 
 
 class PublishingSimulation(Simulation):
@@ -123,14 +123,14 @@ class PublishingSimulation(Simulation):
         self.transactions.on_commit = self.results.takes_effect
         self.transactions.on_refused = self.results.refuse
         self.transactions.may_refuse = OUTPUTS.__contains__
-        #: What others do while somebody waits for the brokers: a step of the driver.
+        #: The step of the driver for others while a thread waits for the brokers.
         self.others: Callable[[], None] = lambda: None
         self._depth = 0
         self._publishing: set[Instance] = set()
         self._nested = 0
         self._calls: dict[Instance, list[SteppedCalls]] = {}
         self._writers: dict[Instance, MemoryTransactionalWriter] = {}
-        # The offsets of a partition are not told before the transaction of its former owner has ended.
+        # A partition's offsets are not returned before the transaction of its former owner has ended.
         self._brokers_s += 2 * (TIMEOUT_S + LOOK_S)
         #: Whether offset maps have no room. Messages of a batch would wait for those between them then.
         self.has_no_map = partitions == 1 and all(handler.batch == 1 for handler in app.handlers.values())
@@ -278,7 +278,7 @@ class PublishingSimulation(Simulation):
         return self.broker.stable_offsets(group, partitions)
 
     def _leave_behind(self, instance: Instance) -> None:
-        """Let what was abandoned go on some day: to the end of its transaction, where nobody forbids that."""
+        """Let an abandoned call go on: to the end of its transaction, unless it is fenced."""
         self.meet("left behind")
         writer = self._writers[instance]
         name, producer = writer.transactional_id, cast("Any", writer._producer)

@@ -59,7 +59,7 @@ TRANSACTION_FAULTS: dict[str, tuple[str, Effect, KafkaError, float]] = {
     "a commit comes again": ("commit", Effect.REPEATED, KafkaError(codes.TRANSPORT), 1),
     "an abort is lost": ("abort", Effect.REFUSED, KafkaError(codes.TIMED_OUT, retriable=True), 0),
     "an abort arrives late": ("abort", Effect.ARRIVES_LATE, KafkaError(codes.TRANSPORT), 6),
-    "nobody knows the offsets": ("stable", Effect.REFUSED, KafkaError(codes.TIMED_OUT), 0),
+    "the offsets are unknown": ("stable", Effect.REFUSED, KafkaError(codes.TIMED_OUT), 0),
 }
 #: Of the ends alone: most of what can be done wrong is done there.
 _ENDS = [name for name, (call, *_) in TRANSACTION_FAULTS.items() if call == "commit"]
@@ -101,7 +101,7 @@ class PublishingDriver(RandomDriver):
         self._do[self._chance.choices(self.actions, cum_weights=self._weights)[0]]()
 
     def _serve(self) -> None:
-        """Let somebody work or publish: an instance waits in a rebalance callback."""
+        """Let another instance work or publish: one waits in a rebalance callback."""
         if self._publishing.settings.exactly_once and self._chance.random() < 0.3:
             self._publish()
         else:

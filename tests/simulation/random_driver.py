@@ -112,7 +112,7 @@ class RandomDriver:
         simulation.meanwhile = self._work
 
     def run(self, steps: int = 150) -> None:
-        """Take so many steps, then let everything settle; what is found is told with the seed and the last steps.
+        """Take `steps` steps, then let everything settle; a failure names the seed and the last steps.
 
         Raises:
             InvariantBroken: an invariant does not hold.

@@ -83,7 +83,7 @@ class Slot(PublisherSlot):
         kafka, batch = self._kafka, cast("StoredBatch", commit.batches[0][1])
         self.commit, self._error = commit, None
         assert proof is None
-        assert not batch.is_watched, "nobody watches"
+        assert not batch.is_watched, "no reader watches"
         closed = batch.topics() & kafka.closed
         if closed:
             kafka.happened["refused"] += 1
@@ -247,7 +247,7 @@ class Run:
         return [one for number, _ in store.table if (one := store.peek(number)) is not None]
 
     def stands_behind(self, name: str) -> bool:
-        """Tell whether a commit waits for an earlier half of its key that nobody decided."""
+        """Return whether a commit waits for an earlier undecided half of its key."""
         half = self.halves[name]
         if half.order_key is None or self.first[name] is not Verdict.COMMIT:
             return False

@@ -103,7 +103,7 @@ class ResultChecker:
         self._calls: dict[str, set[int]] = defaultdict(set)
         self._published: dict[str, str] = {}
         self._letters: set[tuple[str, bytes, int]] = set()
-        #: Messages of which a result was refused: what is tried again stands behind those that were under way.
+        #: Messages with a refused result: the retried result comes after those that were under way.
         self.refused: set[str] = set()
         # What has results for a batch that it was in.
         self._batched: set[Source] = set()
@@ -171,7 +171,7 @@ class ResultChecker:
         self._checker.read_logs()
         calls = Counter[str]()
         wanted: dict[str, ResultRecord] = {}
-        told = positions_of(transaction.positions)
+        positions = positions_of(transaction.positions)
         for record in transaction.records:
             place = record.topic() or "", record.partition() or 0
             if place[0] in OUTPUTS:
@@ -180,17 +180,17 @@ class ResultChecker:
                 wanted[result.call] = result
                 self._take(result, place)
             else:
-                self._take_forwarded(place, record, told)
+                self._take_forwarded(place, record, positions)
         for call, result in wanted.items():
             if calls[call] != result.count:
                 raise InvariantBroken(f"E2: {calls[call]} of {result.count} results of {result.sources} are visible")
             for topic, partition, offset, name in result.sources:
-                if not self._tells((topic, partition), offset, told):
+                if not self._tells((topic, partition), offset, positions):
                     raise InvariantBroken(f"E3: a result of message {name} is visible without its offset: {result}")
         for request in transaction.positions:
             self._check_positions(request.points)
 
-    def _take_forwarded(self, place: Place, record: ClientMessage, told: Mapping[Place, tuple[int, str]]) -> None:
+    def _take_forwarded(self, place: Place, record: ClientMessage, positions: Mapping[Place, tuple[int, str]]) -> None:
         """Take in a dead letter, or a message for a retry topic."""
         name = record.value()
         text = name if isinstance(name, bytes) else b""
@@ -199,13 +199,13 @@ class ResultChecker:
             raise InvariantBroken(f"E1: message {text!r} is in {place[0]} twice")
         self._letters.add((place[0], text, written))
         places = self._checker.written_elsewhere(place, text, written)
-        if not any(self._tells(where, offset, told) for where, offset in places):
+        if not any(self._tells(where, offset, positions) for where, offset in places):
             raise InvariantBroken(f"E3: message {text!r} is in {place[0]} without its offset")
 
-    def _tells(self, place: Place, offset: int, told: Mapping[Place, tuple[int, str]]) -> bool:
-        if place not in told:
+    def _tells(self, place: Place, offset: int, positions: Mapping[Place, tuple[int, str]]) -> bool:
+        if place not in positions:
             return False
-        point, metadata = told[place]
+        point, metadata = positions[place]
         done = decode(point, metadata, owner_of(self._group, *place))
         return offset < point or (done is not None and offset in done)
 

@@ -136,12 +136,12 @@ def forgets_decisions_it_carries(patch: pytest.MonkeyPatch) -> None:
 
 
 def trusts_any_table(patch: pytest.MonkeyPatch) -> None:
-    """Nobody looks whether a state table is whole."""
+    """The state table is not checked for completeness."""
     patch.setattr(StateTable, "_checksums", lambda *_: (0, 0))
 
 
 def trusts_a_table_of_another_time(patch: pytest.MonkeyPatch) -> None:
-    """Nobody looks whether the log ends where it did when the state table was left."""
+    """The log's end is not compared with the end in the state table's seal."""
     unseal = StateTable.unseal
     patch.setattr(StateTable, "unseal", lambda self, seal, log_end: unseal(self, seal, seal[_SEAL.size : -4]))
 

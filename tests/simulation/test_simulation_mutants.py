@@ -56,7 +56,7 @@ def commits_what_was_fetched(patch: pytest.MonkeyPatch) -> None:
 
 
 def commits_one_too_many(patch: pytest.MonkeyPatch) -> None:
-    """The watermark itself is told as done while something is in flight."""
+    """The watermark itself is reported as done while a message is in flight."""
     point = Tracker.commit_point
     patch.setattr(
         Tracker,
@@ -78,7 +78,7 @@ def gives_up_what_cannot_be_written(patch: pytest.MonkeyPatch) -> None:
 
 
 def keeps_handling_what_was_revoked(patch: pytest.MonkeyPatch) -> None:
-    """A revocation stops nobody and waits for nobody."""
+    """A revocation stops no worker and waits for none."""
     find = Assignments.deactivate
 
     def deactivate(self: Assignments, partitions: Iterable[tuple[str, int]]) -> list[Any]:
@@ -113,7 +113,7 @@ def lets_later_messages_pass(patch: pytest.MonkeyPatch) -> None:
 
 
 def shares_lanes(patch: pytest.MonkeyPatch) -> None:
-    """A lane that has work is queued though somebody holds it."""
+    """A lane with work is queued while a worker holds it."""
     take, give_back = Scheduler.take, Scheduler.give_back
 
     def take_and_let_go(self: Scheduler[Any, Any], queue: int, owed_s: float = 0.0) -> Any:
@@ -137,7 +137,7 @@ def shares_lanes(patch: pytest.MonkeyPatch) -> None:
 
 
 def takes_what_is_in_the_handler_for_done(patch: pytest.MonkeyPatch) -> None:
-    """A slice is told to be one message further than it is."""
+    """A slice is reported one message further than it is."""
     place = ExecutionSlot.place_in_run
 
     def one_further(self: ExecutionSlot, run: ConsumerRun) -> int | None:
@@ -190,7 +190,7 @@ def loses_timers(patch: pytest.MonkeyPatch) -> None:
 
 
 def commits_what_was_lost(patch: pytest.MonkeyPatch) -> None:
-    """Partitions that were lost are committed as if they had been revoked, and waited for by nobody."""
+    """Lost partitions are committed like revoked ones, without waiting for handlers."""
     patch.setattr(Tracker, "watermark", property(lambda self: self.position))
     patch.setattr(Tracker, "_watermark", lambda self: self._position)
 
@@ -211,7 +211,7 @@ def waits_for_handlers_as_long_as_it_takes(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Membership, "_left", lambda self, begun: begun + 600.0 - self._clock.monotonic())
 
 
-# Parking: what becomes of messages that failed, are put off, or are given up
+# Parking: messages that failed, were put off, or are given up
 
 
 class _Lenient:
@@ -321,7 +321,7 @@ def hands_a_key_on_whose_call_goes_on(patch: pytest.MonkeyPatch) -> None:
 
 
 def forgets_the_key_of_an_abandoned_call(patch: pytest.MonkeyPatch) -> None:
-    """Nobody hears that an abandoned call has returned."""
+    """The return of an abandoned call is not reported."""
     patch.setattr(Future, "add_done_callback", lambda self, call: None)
 
     def wake_others(self: LaneProcessor, **_: bool) -> None:
@@ -333,7 +333,7 @@ def forgets_the_key_of_an_abandoned_call(patch: pytest.MonkeyPatch) -> None:
             for aside in lane.aside.copy().values():
                 self.wake_waiter(aside)
 
-    # The end of a run changes rates, which would mend it.
+    # The end of a run changes rates, which would hide the fault.
     patch.setattr(LaneProcessor, "wake_all", wake_others)
 
 
@@ -398,7 +398,7 @@ def publishes_a_result_twice(patch: pytest.MonkeyPatch) -> None:
 
 
 def takes_a_doubt_for_aborted(patch: pytest.MonkeyPatch) -> None:
-    """A transaction that nobody knows the end of is done again."""
+    """A transaction with an unknown end is repeated."""
 
     def is_settled(self: TransactionalOutbox) -> Steps[bool]:
         doubt, self._doubt = self._doubt, None
@@ -410,7 +410,7 @@ def takes_a_doubt_for_aborted(patch: pytest.MonkeyPatch) -> None:
 
 
 def takes_a_doubt_for_committed(patch: pytest.MonkeyPatch) -> None:
-    """A transaction that nobody knows the end of is done with."""
+    """A transaction with an unknown end counts as done."""
 
     def is_settled(self: TransactionalOutbox) -> Steps[bool]:
         doubt, self._doubt = self._doubt, None

@@ -148,7 +148,7 @@ def pops_notes_early(patch: pytest.MonkeyPatch) -> None:
 
 
 def lets_later_halves_of_a_key_pass(patch: pytest.MonkeyPatch) -> None:
-    """Whoever asks is at the head of the line."""
+    """Each transaction counts as the head of its line."""
     enter = ReadyQueue._enter
 
     def enter_at_once(self: ReadyQueue, pending: Pending) -> None:
@@ -159,7 +159,7 @@ def lets_later_halves_of_a_key_pass(patch: pytest.MonkeyPatch) -> None:
 
 
 def forgets_who_stands_behind(patch: pytest.MonkeyPatch) -> None:
-    """The next one of a key is not told when the head has gone."""
+    """The next one of a key is not released when the head has gone."""
     remove = KeyOrder.remove
     patch.setattr(KeyOrder, "remove", lambda self, key, pending: remove(self, key, pending) and None)
 

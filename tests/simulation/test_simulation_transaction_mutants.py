@@ -1,6 +1,6 @@
 """Simulations find defects of transactions: planted in the state, the journal and the relay, each found in a few seeds.
 
-More are planted beside the simulations of the state (`test_simulation_partition_state`) and of the redo log
+More are planted with the simulations of the state (`test_simulation_partition_state`) and of the redo log
 (`test_simulation_file_store`).
 """
 
@@ -79,17 +79,17 @@ def reads_no_completion(patch: pytest.MonkeyPatch) -> None:
 
 
 def obeys_other_groups_and_places(patch: pytest.MonkeyPatch) -> None:
-    """A decision counts whoever made it, and whatever halves it names."""
+    """A decision of any author counts, with any halves."""
     patch.setattr(state, "misfit", lambda pending, op: None)
 
 
 def counts_every_answer(patch: pytest.MonkeyPatch) -> None:
-    """An answer to a check that nobody was asked counts."""
+    """An answer to a check that was never sent counts."""
     patch.setattr(state, "is_next_answer", lambda pending, op, place: pending.verdict is None)
 
 
 def writes_every_answer_down(patch: pytest.MonkeyPatch) -> None:
-    """The journal counts an answer to a check that nobody was asked."""
+    """The journal counts an answer to a check that was never sent."""
     judge = OpenStore._judge_decision
 
     def decided(self: OpenStore, change: Decide, taken: Any) -> Any:
@@ -101,7 +101,7 @@ def writes_every_answer_down(patch: pytest.MonkeyPatch) -> None:
 
 
 def lets_strangers_decide(patch: pytest.MonkeyPatch) -> None:
-    """The journal asks nobody for the group."""
+    """The journal does not check the group."""
     judge = OpenStore._judge_decision
     patch.setattr(
         OpenStore, "_judge_decision", lambda self, change, taken: judge(self, change._replace(group=None), taken)
@@ -109,7 +109,7 @@ def lets_strangers_decide(patch: pytest.MonkeyPatch) -> None:
 
 
 def accepts_decisions_on_nothing(patch: pytest.MonkeyPatch) -> None:
-    """A decision for an id that never was is none of anybody's business."""
+    """A decision for an unknown id is ignored."""
     judge = OpenStore._judge_decision
 
     def decided(self: OpenStore, change: Decide, taken: Any) -> Any:
@@ -144,7 +144,7 @@ def publishes_what_the_done_log_has(patch: pytest.MonkeyPatch) -> None:
 
 
 def publishes_again_what_was_in_doubt(patch: pytest.MonkeyPatch) -> None:
-    """After a doubt nobody looks into the done log for what was published."""
+    """After a doubt the done log is not read."""
     learned = ShardBacklog.learned
     patch.setattr(
         ShardBacklog, "learned", lambda self, batch, found: learned(self, batch, DoneRead(found.end, frozenset()))
@@ -162,7 +162,7 @@ def forgets_what_was_in_doubt(patch: pytest.MonkeyPatch) -> None:
 
 
 def lets_later_halves_pass(patch: pytest.MonkeyPatch) -> None:
-    """With `order="half"` nobody waits for those before it."""
+    """With `order="half"` no half waits for earlier ones."""
     patch.setattr(queue.ReadyQueue, "_is_in_front", lambda self, pending: True)
 
 

@@ -33,7 +33,7 @@ class TornDisk(Folder):
 
     Args:
         chance: decides what a power cut leaves.
-        garble: whether a write that was not synced may leave bytes that nobody wrote.
+        garble: whether an unsynced write may leave random bytes.
     """
 
     def __init__(self, chance: random.Random, *, garble: bool = True) -> None:
@@ -101,7 +101,7 @@ class TornDisk(Folder):
                 self.good_syncs = None
                 self._lose(file)
                 raise OSError(5, "Input/output error", name)
-        # What a failed sync lost is no more among what is written now.
+        # Writes that a failed sync lost are no longer pending.
         for offset, data in file.pending:
             _put(file.durable, offset, data)
         file.pending.clear()

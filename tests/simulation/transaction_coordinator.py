@@ -58,9 +58,9 @@ class TransactionCoordinator:
         self._faults: dict[str, deque[Fault]] = {}
         #: How often which fault struck which call.
         self.happened: Counter[tuple[str, str]] = Counter()
-        #: Told of a transaction that is about to take effect.
+        #: Called with a transaction that is about to take effect.
         self.on_commit: Callable[[OpenTransaction], None] = lambda _: None
-        #: Told of a message that a topic does not take.
+        #: Called with a message that a topic refuses.
         self.on_refused: Callable[[bytes | None], None] = lambda _: None
         #: Whose messages may be refused.
         self.may_refuse: Callable[[str], bool] = lambda _: False
@@ -95,7 +95,7 @@ class TransactionCoordinator:
     # What clients ask for. Each answers with an error of the broker, or None.
 
     def initialise(self, name: str) -> int:
-        """Abort what is open under an id, shut out whoever uses it, and return its new epoch."""
+        """Abort the open transaction of an id, fence its producers, and return the new epoch."""
         mine = self._ids.setdefault(name, _Id())
         self._end(mine, Outcome.ABORTED)
         mine.epoch += 1
@@ -128,7 +128,7 @@ class TransactionCoordinator:
         return value in self.refused_values
 
     def add_positions(self, name: str, epoch: int, request: CommitRequest) -> KafkaError | None:
-        """Add positions of a group, fenced by its generation; nobody is fenced who names no member (as in Kafka)."""
+        """Add positions of a group, fenced by its generation. Without a member nothing is fenced (as in Kafka)."""
         mine = self._ids[name]
         if epoch != mine.epoch:
             return KafkaError(KafkaError.INVALID_PRODUCER_EPOCH)

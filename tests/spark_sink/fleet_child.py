@@ -17,7 +17,7 @@ from penstock.devbroker import spark_environment
 from penstock.spark_sink import SqlSink
 
 
-def main(servers: str, topic: str, folder: str, told: str) -> None:
+def main(servers: str, topic: str, folder: str, state_file: str) -> None:
     """Run it until it is killed."""
     os.environ.update(spark_environment(), SPARK_LOCAL_IP="127.0.0.1")
     SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
@@ -36,9 +36,9 @@ def main(servers: str, topic: str, folder: str, told: str) -> None:
     with app.start() as running:
         while not running.wait(0.2):
             (sink,) = running.sinks()
-            new = Path(f"{told}.new")
+            new = Path(f"{state_file}.new")
             new.write_text(json.dumps({"state": sink.state.value, "text": str(sink)}))
-            new.replace(told)
+            new.replace(state_file)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Tables of Delta and Iceberg behind one face: made, read and changed as by somebody without penstock."""
+"""Tables of Delta and Iceberg with one interface: made, read and changed as by a program without penstock."""
 
 from __future__ import annotations
 

@@ -27,8 +27,8 @@ SECRET = (
 )
 
 
-#: An address at which nobody listens.
-NOBODY = "postgresql://someone:{canary}@127.0.0.1:1/db?password={canary}&sslpassword={canary}"
+#: An address without a server.
+UNREACHABLE = "postgresql://someone:{canary}@127.0.0.1:1/db?password={canary}&sslpassword={canary}"
 
 
 def main(servers: str, topic: str, folder: Path, canary: str, *sinks: str) -> None:
@@ -57,7 +57,7 @@ def main(servers: str, topic: str, folder: Path, canary: str, *sinks: str) -> No
         table(batch.select("value", "topic", "partition", "offset"), batch_id)
         copied(batch.select("value", "topic", "partition", "offset"), batch_id)
         try:
-            SqlSink(NOBODY.format(canary=canary), "t", tries=1)(
+            SqlSink(UNREACHABLE.format(canary=canary), "t", tries=1)(
                 batch.select("topic", "partition", "offset", "value"), batch_id
             )
         except SinkError as raised:

@@ -1,4 +1,4 @@
-"""`@app.sink` on real Spark: an app runs its sinks beside its handlers, and says why one ended."""
+"""`@app.sink` on real Spark: an app runs sinks and handlers, and reports why a sink ended."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def as_anybody() -> Iterator[None]:
 
 
 def test_a_folder_without_permissions_is_named_and_its_ledger_is_no_empty_one() -> None:
-    # Not in pytest's own folder, into which nobody else may look.
+    # Not in pytest's own folder, which no other user may read.
     with tempfile.TemporaryDirectory(prefix="penstock-closed-") as folder:
         closed = Path(folder)
         sink = DeltaSink(str(closed / "table"), name="q")

@@ -145,13 +145,13 @@ def child(
     name: str, servers: str, topic: str, folder: Path
 ) -> Iterator[tuple[subprocess.Popen[bytes], Callable[[], str]]]:
     """Run a replica in a process of its own; yield it with what it says of its sink."""
-    told = folder / f"{name}.json"
+    state_file = folder / f"{name}.json"
     with (folder / f"{name}.log").open("wb") as log:
         process = subprocess.Popen(
-            [sys.executable, str(CHILD), servers, topic, str(folder), str(told)], stdout=log, stderr=log
+            [sys.executable, str(CHILD), servers, topic, str(folder), str(state_file)], stdout=log, stderr=log
         )
         try:
-            yield process, lambda: json.loads(told.read_text())["state"] if told.exists() else ""
+            yield process, lambda: json.loads(state_file.read_text())["state"] if state_file.exists() else ""
         finally:
             process.kill()
             process.wait(30)

@@ -39,7 +39,7 @@ class HesitantConsumer(factory.Consumer):
 
 
 def read(topic: str, rows: int, settings: dict[str, str]) -> None:
-    """Print the rows of a topic, the bytes of the largest batch, and those by which the process grew meanwhile."""
+    """Print the rows of a topic, the bytes of the largest batch, and the growth of the process in bytes."""
     options = SourceOptions.parse({"subscribe": topic, "includeHeaders": "true", **settings})
     factory.Consumer = HesitantConsumer
     before = resident("VmRSS")

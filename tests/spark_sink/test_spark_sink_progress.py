@@ -76,7 +76,7 @@ def test_metrics_equal_the_reports_and_end_with_the_query(recorded: Recorded) ->
     assert shown["penstock.spark.partition.lag"] == {("orders", "0"): 3, ("orders", "1"): 0}
     assert durations["triggerExecution"] == (2, pytest.approx(2 * 1.877))
     assert set(durations) == {"addBatch", "latestOffset", "triggerExecution"}
-    assert recorded.points("penstock.spark.rows") == [], "what has ended is shown no more"
+    assert recorded.points("penstock.spark.rows") == [], "an ended query is no longer shown"
 
 
 @pytest.mark.thorough

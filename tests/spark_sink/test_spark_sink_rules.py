@@ -17,7 +17,7 @@ PART = ("orders", 0)
 HELD = LedgerEntry(20, 10, "topic", "query", 3)
 #: The same as a former version, or a sink that does not know plans, writes it.
 UNPLANNED = LedgerEntry(20, None, "topic", "query", 3)
-#: Where a query began of which nothing is stored yet.
+#: The start of a query without stored rows.
 BEGUN = LedgerEntry(20, 20, "topic")
 
 
@@ -163,7 +163,7 @@ def test_whatever_comes_again_in_whichever_cut_each_row_is_applied_once(
         spans = {PART: Span(survived[0], survived[-1])} if survived else {}
         before = ledger.get(PART)
         step = Batch("table t", number, query, planned)
-        # Where a plan was not known nobody sees a hole. Checkpoints and ledgers lead to none there.
+        # Without a plan no hole is seen. Checkpoints and ledgers lead to none there.
         is_seen = knows_plan and before is not None and before.start is not None
         if before is not None and not is_seen and any(offset % 3 for offset in range(before.end, start)):
             continue

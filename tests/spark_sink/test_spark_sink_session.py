@@ -43,7 +43,7 @@ def bare_environment(folder: Path) -> dict[str, str]:
     """Return an environment in which `python3` is one that has no package at all."""
     bare = folder / "bin" / "python3"
     bare.parent.mkdir()
-    # Without site-packages, as a system's Python that nobody has installed anything into.
+    # Without site-packages, as a system's Python without installed packages.
     bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S -E "$@"\n')
     bare.chmod(0o755)
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "PYSPARK", "SPARK"))}

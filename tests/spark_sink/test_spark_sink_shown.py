@@ -98,19 +98,19 @@ def test_secrets_stay_out_of_plans_logs_events_errors_and_checkpoints(
     producer.abort_transaction(30)
 
     assert child.returncode == 0, child.stderr[-2_000:]
-    told = json.loads(child.stdout.splitlines()[-1])
+    printed = json.loads(child.stdout.splitlines()[-1])
     events = b"".join(path.read_bytes() for path in (tmp_path / "events").rglob("*") if path.is_file())
     checkpoint = [path.read_bytes() for path in (tmp_path / "checkpoint").rglob("*") if path.is_file()]
     # Each place was looked at, and something was there.
-    assert "penstock" in told["plan"]
-    assert "no-such-topic" in told["error"]
-    assert topic in told["progress"]
+    assert "penstock" in printed["plan"]
+    assert "no-such-topic" in printed["error"]
+    assert topic in printed["progress"]
     assert b"SparkListenerSQLExecutionStart" in events
     assert database.rows("SELECT next_offset FROM penstock_ledger") == [(1,)]
     assert [m.value() for name in (copy, f"dlq.{topic}") for m in read_all(broker.bootstrap_servers, name)] == [
         b"open"
     ] * 2
-    assert "batch 0 was refused by table t at postgresql+psycopg://127.0.0.1:1/db" in told["sinks"][0]
+    assert "batch 0 was refused by table t at postgresql+psycopg://127.0.0.1:1/db" in printed["sinks"][0]
     assert any(topic.encode() in note for note in checkpoint)
     assert f"{topic}:0 waits at offset 0: a transaction is open there" in child.stderr
     for place in (child.stderr, child.stdout, events.decode(errors="replace"), *map(repr, checkpoint)):

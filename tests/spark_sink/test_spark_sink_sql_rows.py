@@ -145,7 +145,7 @@ def test_a_message_of_which_one_row_is_refused_is_left_out_whole_and_stored_once
         staging=staged,  # type: ignore[arg-type] # as above
     )
     # A row before and a row behind the refused one, in other parts of the frame; one that is screened, and one message
-    # of which both rows are refused.
+    # and both rows are refused.
     screened, both = (b"bad\xff", b"good"), [(0, 5, "p", 91), (0, 5, "q", 92)]
     batch: Any = frame(
         PRICES,

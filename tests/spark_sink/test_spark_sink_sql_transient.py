@@ -1,4 +1,4 @@
-"""`SqlSink` and a database that fails for a moment: deadlocks, lost connections, commits that nobody heard of."""
+"""`SqlSink` and a database that fails for a moment: deadlocks, lost connections, commits without an answer."""
 
 from __future__ import annotations
 

@@ -52,18 +52,18 @@ def test_a_suspended_child_stands_still_with_all_its_threads_before_the_call_ret
 
     seen = []
     for _ in range(10):
-        told = [child.suspend(), child.suspend()]
+        answers = [child.suspend(), child.suspend()]
         stopped = states(pid)
-        told += [child.resume(), child.resume()]
-        seen.append((told, stopped, states(pid)))
+        answers += [child.resume(), child.resume()]
+        seen.append((answers, stopped, states(pid)))
     runs, suspended = child.wait(0), child.suspend()
     child.signal(signal.SIGKILL)
     code = child.wait(20)
     after = child.suspend(), child.resume()
     child.close()
 
-    for told, stopped, resumed in seen:
-        assert told == [True] * 4
+    for answers, stopped, resumed in seen:
+        assert answers == [True] * 4
         assert set(stopped) == {"T"}
         assert "T" not in resumed
     assert (runs, suspended, code) == (None, True, -signal.SIGKILL)

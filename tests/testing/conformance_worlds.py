@@ -76,7 +76,7 @@ class KafkaWorld:
         time.sleep(seconds)
 
 
-#: A broker, and what a scenario does to it beside calling clients.
+#: A broker, and the changes that a scenario makes to it without clients.
 World = MemoryWorld | KafkaWorld
 
 

@@ -23,7 +23,7 @@ def bench(broker: DevBroker, new_topic: Callable[..., str]) -> Iterator[Bench]:
 
 @pytest.fixture
 def proxy(broker: DevBroker) -> Iterator[KafkaProxy]:
-    """A way to the broker on which requests and answers get lost; whoever is not named by its address goes straight."""
+    """A proxy to the broker that loses requests and answers; clients with another address connect directly."""
     with KafkaProxy(broker.bootstrap_servers) as made:
         yield made
 

@@ -1,8 +1,8 @@
 """A coordinator in a process of its own, for tests that kill it.
 
 Arguments: bootstrap servers, prefix, when to stand still so that the kill falls there, and an instance name or nothing.
-It stands still `never`, `before commit` (all of the Kafka transaction is sent, its end is not), `after commit` (it
-ended, and nobody here knows yet) or until it `thaw`s (as before commit; it goes on when it was frozen in between). Only
+It stands still `never`, `before commit` (all of the Kafka transaction is sent, except its end), `after commit` (it
+ended, and the child does not know yet) or until it `thaw`s (as before commit; it goes on after it was frozen). Only
 Kafka transactions that publish something stand still.
 """
 

@@ -20,8 +20,8 @@ from penstock.transactions.wire.ops import Verdict
 THREADS = 4
 
 
-def told(ask: Callable[[Callable[[Any], None]], None]) -> Any:
-    """Ask the store for something, wait, and return what it told."""
+def answer_of(ask: Callable[[Callable[[Any], None]], None]) -> Any:
+    """Ask the store, wait, and return its answer."""
     answers: list[Any] = []
     done = threading.Event()
 
@@ -43,11 +43,11 @@ def send(store: FileStore, topic: str, begin: int) -> None:
     """Send every fourth number from one on."""
     for number in range(begin, begin + 1_000_000, THREADS):
         half = Half(new_id(), "orders", topic, None, b"%d" % (number % 5), b"%d" % number, (), None)
-        prepared = told(partial(store.prepare, [half]))
+        prepared = answer_of(partial(store.prepare, [half]))
         # One call: lines of several threads shall not mix.
         sys.stdout.write(f"{number}\n")
         sys.stdout.flush()
-        assert told(partial(store.decide, prepared, verdict_of(number))) is None
+        assert answer_of(partial(store.decide, prepared, verdict_of(number))) is None
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Runs decoders of what comes from a topic on records that nobody of penstock wrote, in a process of its own.
+"""Runs decoders of topic records on records that penstock did not write, in its own process.
 
 Arguments: a seed, and examples for each decoder. Prints how many examples each decoder was given and refused, as JSON.
 A decoder returns a value or raises `MessageFormatError`; anything else ends the process with an error that names the
@@ -257,7 +257,7 @@ def refused(decode: Callable[[Any], object], example: object) -> bool:
 def run(name: str, decoder: Decoder, seed: int, examples: int) -> dict[str, int]:
     chance = random.Random(f"{seed} {name}")  # noqa: S311 - the same examples for the same seed
     count = 0
-    # A decoder that never returns is told by its stack.
+    # The stack names a decoder that never returns.
     faulthandler.dump_traceback_later(DECODER_S, exit=True)
     for number in range(examples):
         example = decoder.example(chance)
@@ -286,7 +286,7 @@ def bound_memory() -> None:
 def main() -> None:
     seed, examples = int(sys.argv[1]), int(sys.argv[2])
     faulthandler.enable()
-    # What is refused is logged, by some; nobody reads it here.
+    # Some decoders log refused records; the log is not read here.
     logging.disable(logging.CRITICAL)
     made = decoders()
     bound_memory()

@@ -23,7 +23,7 @@ from penstock.errors import (
 from penstock.transactions import Coordinator, FileStore, HalfMessage, SqlStore, TransactionalProducer, TransactionState
 from waiting import wait_until
 
-NOBODY = "127.0.0.1:9"
+NO_BROKER = "127.0.0.1:9"
 
 
 async def check_async(_: HalfMessage) -> TransactionState:
@@ -41,23 +41,23 @@ class AsyncCheck:
 @pytest.mark.parametrize(
     "start",
     [
-        lambda: TransactionalProducer("orders", bootstrap_servers=NOBODY).start(),
-        lambda: TransactionalProducer("orders", bootstrap_servers=NOBODY).send("t", value=b"v"),
-        lambda: Coordinator(bootstrap_servers=NOBODY).start(),
+        lambda: TransactionalProducer("orders", bootstrap_servers=NO_BROKER).start(),
+        lambda: TransactionalProducer("orders", bootstrap_servers=NO_BROKER).send("t", value=b"v"),
+        lambda: Coordinator(bootstrap_servers=NO_BROKER).start(),
     ],
     ids=["producer", "first send", "coordinator"],
 )
 def test_an_unreachable_broker_is_reported_by_its_address_in_time(
     start: Callable[[], object], hasty: list[float]
 ) -> None:
-    with pytest.raises(BrokerConnectionError, match=f"{NOBODY} within 15 s"):
+    with pytest.raises(BrokerConnectionError, match=f"{NO_BROKER} within 15 s"):
         start()
 
     assert hasty == [15]
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"),
+    ("wrong", "pattern"),
     [
         ({"group": " "}, "group"),
         ({"group": "g" * 201}, "group"),
@@ -93,32 +93,32 @@ def test_an_unreachable_broker_is_reported_by_its_address_in_time(
         ({"bootstrap_servers": None}, "bootstrap_servers or a store"),
     ],
 )
-def test_a_wrong_option_of_the_producer_is_named(wrong: dict[str, Any], told: str) -> None:
-    options: dict[str, Any] = {"group": "orders", "bootstrap_servers": NOBODY, **wrong}
+def test_a_wrong_option_of_the_producer_is_named(wrong: dict[str, Any], pattern: str) -> None:
+    options: dict[str, Any] = {"group": "orders", "bootstrap_servers": NO_BROKER, **wrong}
 
-    with pytest.raises(ConfigurationError, match=told):
+    with pytest.raises(ConfigurationError, match=pattern):
         TransactionalProducer(**options)
 
 
-@pytest.mark.parametrize("beside", [{"prefix": "mine"}, {"partitions": 7}, {"config": {"linger.ms": 5}}])
-def test_what_a_given_store_would_ignore_is_refused(beside: dict[str, Any], tmp_path: Path) -> None:
-    store = FileStore(tmp_path / "store", bootstrap_servers=NOBODY)
+@pytest.mark.parametrize("more", [{"prefix": "mine"}, {"partitions": 7}, {"config": {"linger.ms": 5}}])
+def test_what_a_given_store_would_ignore_is_refused(more: dict[str, Any], tmp_path: Path) -> None:
+    store = FileStore(tmp_path / "store", bootstrap_servers=NO_BROKER)
 
     with pytest.raises(ConfigurationError, match="the store's own"):
-        TransactionalProducer("orders", store=store, **beside)
+        TransactionalProducer("orders", store=store, **more)
 
 
 @pytest.mark.parametrize("prefix", [None, "", "a b", "x" * 210])
 def test_stores_in_files_and_databases_refuse_a_prefix_that_names_no_topics(prefix: Any, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="prefix must"):
-        FileStore(tmp_path / "store", bootstrap_servers=NOBODY, prefix=prefix)
+        FileStore(tmp_path / "store", bootstrap_servers=NO_BROKER, prefix=prefix)
     with pytest.raises(ConfigurationError, match="prefix must"):
-        SqlStore(f"sqlite:///{tmp_path / 'store.db'}", bootstrap_servers=NOBODY, prefix=prefix)
+        SqlStore(f"sqlite:///{tmp_path / 'store.db'}", bootstrap_servers=NO_BROKER, prefix=prefix)
 
 
 @pytest.mark.parametrize("store", ["kafka", "file"])
 @pytest.mark.parametrize(
-    ("wrong", "told"),
+    ("wrong", "pattern"),
     [
         ({"transaction_timeout": 0}, "transaction_timeout"),
         ({"check_interval": -1}, "check_interval"),
@@ -135,18 +135,18 @@ def test_stores_in_files_and_databases_refuse_a_prefix_that_names_no_topics(pref
     ],
 )
 def test_a_wrong_option_of_the_coordinator_is_named(
-    store: str, wrong: dict[str, Any], told: str, tmp_path: Path
+    store: str, wrong: dict[str, Any], pattern: str, tmp_path: Path
 ) -> None:
-    place: dict[str, Any] = {"bootstrap_servers": NOBODY}
+    place: dict[str, Any] = {"bootstrap_servers": NO_BROKER}
     if store == "file":
-        place = {"store": FileStore(tmp_path, bootstrap_servers=NOBODY)}
+        place = {"store": FileStore(tmp_path, bootstrap_servers=NO_BROKER)}
 
-    with pytest.raises(ConfigurationError, match=told):
+    with pytest.raises(ConfigurationError, match=pattern):
         Coordinator(**place, **wrong)
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "pattern"),
     [
         *(({"instance": name}, "instance must be") for name in ("", "a b", "ä", "x" * 101)),
         ({"config": {"group.id": "mine"}}, "group.id"),
@@ -166,20 +166,20 @@ def test_a_wrong_option_of_the_coordinator_is_named(
     ],
 )
 def test_a_coordinator_has_one_store_and_what_is_the_stores_own_is_refused_with_it(
-    options: dict[str, Any], told: str, tmp_path: Path
+    options: dict[str, Any], pattern: str, tmp_path: Path
 ) -> None:
-    given = {"bootstrap_servers": NOBODY, **options}
+    given = {"bootstrap_servers": NO_BROKER, **options}
     if given.get("store") == "FILE":
-        given["store"] = FileStore(tmp_path, bootstrap_servers=NOBODY)
+        given["store"] = FileStore(tmp_path, bootstrap_servers=NO_BROKER)
 
-    with pytest.raises(ConfigurationError, match=told):
+    with pytest.raises(ConfigurationError, match=pattern):
         Coordinator(**given)
 
 
 def test_wrong_arguments_of_a_message_are_named_before_anything_is_stored(bench: Bench) -> None:
     producer = bench.producer()
 
-    for wrong, told in [
+    for wrong, pattern in [
         ({"topic": "no topic!"}, "topic"),
         ({"key": 7}, "key"),
         ({"value": {}}, "value"),
@@ -200,7 +200,7 @@ def test_wrong_arguments_of_a_message_are_named_before_anything_is_stored(bench:
         ({"wait": "long"}, "wait"),
         ({"topic": bench.topics.op}, "belongs to the store"),
     ]:
-        with pytest.raises(ConfigurationError, match=told):
+        with pytest.raises(ConfigurationError, match=pattern):
             producer.send(**{"topic": bench.topic, "value": b"v", **wrong})  # type: ignore[arg-type] # that is the point
     # What is delayed would hold its key.
     with pytest.raises(ConfigurationError, match='order="half"'):

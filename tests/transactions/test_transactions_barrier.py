@@ -326,7 +326,7 @@ def test_a_check_without_a_limit_waits_half_as_long_as_it_may_take(database: Tes
     with local_transaction(driver_connect(database), running := new_id()):
         assert check(half_of(running)) is UNKNOWN
 
-    # On SQLite whoever writes holds all: a check does not wait for them.
+    # On SQLite a writer locks the whole database: a check does not wait for it.
     assert check._wait_s(Kind.SQLITE) == pytest.approx(0.1)
     assert check._wait_s(Kind.POSTGRESQL) == pytest.approx(0.5)
     assert barrier_check(lambda: None, lock_timeout=3.0).within(1.0)._wait_s(Kind.SQLITE) == pytest.approx(3.0)

@@ -86,7 +86,7 @@ def test_a_record_an_hour_ahead_neither_publishes_a_delayed_message_early_nor_st
     producer.send(bench.topic, value=b"later", deliver_at=time.time() + 600)
     wait_until(lambda: coordinator.statistics().delayed == 1)
     if stamped_by == "producer":
-        # Somebody sets it while the coordinator runs.
+        # It is set while the coordinator runs.
         bench.alter(bench.topics.half, {"message.timestamp.type": "CreateTime"})
         ahead(bench)
         wait_until(lambda: "producers' time" in caplog.text)

@@ -1,4 +1,4 @@
-"""What a coordinator asks, and when: by the broker's clock, of a crowd, and of nobody."""
+"""The checks of a coordinator, and their times: by the broker's clock, with many producers and with none."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def test_so_many_hung_calls_are_replaced_and_no_more(slots: BulkheadPool, caplog
     assert not ran.wait(0.3)
     assert "restart the process" in caplog.text
     let_go.set()
-    assert ran.wait(20), "who returns takes the place that nobody was given"
+    assert ran.wait(20), "a returning check takes the free slot"
 
 
 @pytest.mark.parametrize("error", [ValueError("on purpose"), SystemExit(1), CancelledError()], ids=type)

@@ -88,7 +88,7 @@ def test_what_waits_behind_its_key_or_for_a_topic_or_its_time_is_reported(bench:
 
 
 @pytest.mark.parametrize(
-    ("command", "told", "counted"),
+    ("command", "printed", "counted"),
     [
         ("commit", "committed: visible", "committed"),
         ("rollback", "rolled back", "rolled_back"),
@@ -96,7 +96,7 @@ def test_what_waits_behind_its_key_or_for_a_topic_or_its_time_is_reported(bench:
     ],
 )
 def test_a_decision_takes_effect_and_is_in_the_audit_log(
-    bench: Bench, tx: Command, command: str, told: str, counted: str
+    bench: Bench, tx: Command, command: str, printed: str, counted: str
 ) -> None:
     coordinator = bench.coordinator(transaction_timeout=600)
     identity = prepared(bench.producer(), bench.topic).halves[0].transaction_id
@@ -105,7 +105,7 @@ def test_a_decision_takes_effect_and_is_in_the_audit_log(
     again = tx(command, identity)
 
     assert (done.code, again.code) == (0, 1), done.err
-    assert told in done.out
+    assert printed in done.out
     assert "is not pending" in again.out
     bench.settled(coordinator, **{counted: 1})
     assert bench.visible() == ([(None, b"v")] if command == "commit" else [])
@@ -218,7 +218,7 @@ def test_of_two_who_bring_the_same_back_at_once_the_first_in_the_audit_log_does(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "told"),
+    ("arguments", "code", "printed"),
     [
         (("show", "nonsense"), 2, "no transaction id"),
         (("commit", "nonsense"), 2, "no transaction id"),
@@ -227,12 +227,12 @@ def test_of_two_who_bring_the_same_back_at_once_the_first_in_the_audit_log_does(
     ],
 )
 def test_what_cannot_be_done_is_said_in_a_sentence(
-    tx: Command, arguments: tuple[str, ...], code: int, told: str
+    tx: Command, arguments: tuple[str, ...], code: int, printed: str
 ) -> None:
     outcome = tx(*arguments)
 
     assert outcome.code == code
-    assert told in outcome.err
+    assert printed in outcome.err
 
 
 def test_a_store_that_is_not_there_is_named(bench: Bench, monkeypatch: pytest.MonkeyPatch, tx: Command) -> None:

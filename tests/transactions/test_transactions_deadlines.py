@@ -46,15 +46,15 @@ class MuteStore:
 
     def require_target(self, topic: str, partition: int | None) -> None: ...
 
-    def prepare(self, halves: Sequence[Half], told: PreparedCallback, ordering_key: bytes | None = None) -> None:  # noqa: ARG002 - a mute store has no use for it
-        self.prepares.append((Kept(halves), told))
+    def prepare(self, halves: Sequence[Half], callback: PreparedCallback, ordering_key: bytes | None = None) -> None:  # noqa: ARG002 - a mute store has no use for it
+        self.prepares.append((Kept(halves), callback))
 
     def say_prepared(self, number: int) -> None:
-        prepared, told = self.prepares[number]
-        told(prepared)
+        prepared, callback = self.prepares[number]
+        callback(prepared)
 
-    def decide(self, prepared: Prepared, verdict: Verdict, told: DecidedCallback) -> None:  # noqa: ARG002 - the same
-        self.decides.append((verdict, told))
+    def decide(self, prepared: Prepared, verdict: Verdict, callback: DecidedCallback) -> None:  # noqa: ARG002 - the same
+        self.decides.append((verdict, callback))
 
     def answer(self, request: CheckRequest, verdict: Verdict, author: Author) -> NoReturn:
         raise NotImplementedError
@@ -62,7 +62,7 @@ class MuteStore:
     def checks(self, group: str) -> NoReturn:
         raise NotImplementedError
 
-    def watch(self, transaction_id: str, told: SettledCallback) -> None:  # noqa: ARG002 - the same
+    def watch(self, transaction_id: str, callback: SettledCallback) -> None:  # noqa: ARG002 - the same
         self.watched.add(transaction_id)
 
     def forget(self, transaction_id: str) -> None:
@@ -88,8 +88,8 @@ def test_a_half_that_is_not_answered_at_the_stop_is_reported_as_not_stored_and_r
         sent.result(0)
     assert producer.statistics().in_flight == 1
     store.say_prepared(0)
-    ((verdict, told),) = store.decides
-    told(None)
+    ((verdict, callback),) = store.decides
+    callback(None)
 
     assert verdict is Verdict.ROLLBACK
     statistics = producer.statistics()
@@ -100,8 +100,8 @@ def test_a_decision_that_is_not_answered_at_the_stop_is_reported_as_not_stored_o
     producer = TransactionalProducer("orders", store=store).start()
     sent = producer.submit("t", value=b"v", wait="published")
     store.say_prepared(0)
-    told: list[object] = []
-    sent.add_done_callback(told.append)
+    results: list[object] = []
+    sent.add_done_callback(results.append)
 
     producer.stop(0.1)
     with pytest.raises(DecisionNotStoredError, match="its COMMIT is not known to be stored"):
@@ -109,20 +109,20 @@ def test_a_decision_that_is_not_answered_at_the_stop_is_reported_as_not_stored_o
     ((_, answer),) = store.decides
     answer(None)
 
-    assert (told, store.watched) == ([sent], set())
+    assert (results, store.watched) == ([sent], set())
     statistics = producer.statistics()
     assert (statistics.in_flight, statistics.failed, statistics.committed) == (0, 1, 0)
 
 
 def test_the_time_for_a_publication_begins_with_the_stored_decision(store: MuteStore) -> None:
     producer = TransactionalProducer("orders", store=store, wait="published", publish_timeout=0.05).start()
-    told: list[Exception] = []
+    errors: list[Exception] = []
 
     def send() -> None:
         try:
             producer.send("t", value=b"half not stored")
         except HalfNotStoredError as error:
-            told.append(error)
+            errors.append(error)
 
     sending = threading.Thread(target=send, daemon=True)
     sending.start()
@@ -141,7 +141,7 @@ def test_the_time_for_a_publication_begins_with_the_stored_decision(store: MuteS
     sending.join(30)
 
     assert waits_on
-    assert [str(one) for one in told] == ["the broker is away"]
+    assert [str(one) for one in errors] == ["the broker is away"]
     assert store.watched == set()
     producer.stop()
 
@@ -177,7 +177,7 @@ def test_who_waits_for_the_handing_over_alone_goes_on_and_a_lost_decision_is_cou
 
     for number, lost in enumerate((None, DecisionNotStoredError("its COMMIT is lost"))):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(store, "prepare", lambda halves, told, _: told(Kept(halves)))
+            patch.setattr(store, "prepare", lambda halves, callback, _: callback(Kept(halves)))
             with producer.transaction("t", value=b"v"):
                 pass
         assert producer.statistics().in_flight == 1
@@ -273,8 +273,8 @@ def test_an_async_block_that_is_cancelled_while_it_starts_is_rolled_back_and_lea
     asyncio.run(main())
     wait_until(lambda: len(store.prepares) == 1)
     store.say_prepared(0)
-    ((verdict, told),) = store.decides
-    told(None)
+    ((verdict, callback),) = store.decides
+    callback(None)
 
     assert verdict is Verdict.ROLLBACK
     assert producer.statistics().in_flight == 0

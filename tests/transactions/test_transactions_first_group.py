@@ -30,11 +30,11 @@ def test_decided_transactions_that_do_not_fit_the_clients_buffer_together_are_pu
     for number in range(12):
         commit_several(producer, bench.topic, b"%d" % number, 10, 20_000)
     refused: list[tuple[int, int]] = []
-    told = BatchLimit.refused
+    original = BatchLimit.refused
 
     def noted(self: BatchLimit, decisions: int, size_bytes: int) -> bool:
         refused.append((decisions, size_bytes))
-        return told(self, decisions, size_bytes)
+        return original(self, decisions, size_bytes)
 
     monkeypatch.setattr(BatchLimit, "refused", noted)
 

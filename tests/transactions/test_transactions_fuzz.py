@@ -26,5 +26,5 @@ def test_garbage_is_refused_by_decoders_and_ends_no_process() -> None:
     found: dict[str, dict[str, int]] = json.loads(child.stdout)
 
     assert all(counts["examples"] == EXAMPLES for counts in found.values())
-    # Both happened: garbage that was told apart, and changed records that still read.
+    # Both happened: refused garbage, and changed records that are still readable.
     assert all(0 < found[name]["refused"] < EXAMPLES for name in REFUSING)

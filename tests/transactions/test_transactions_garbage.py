@@ -33,7 +33,7 @@ GARBAGE = 200
 
 
 def unreadable_op(chance: random.Random) -> bytes:
-    """Return a batch of decisions of which one has a verdict that is none: what ended CPython 3.11."""
+    """Return a batch of decisions, one with an invalid verdict. It crashed CPython 3.11."""
     record = bytearray(encode_ops([Op(new_id(), Verdict.COMMIT, Author.PRODUCER, "orders", 0, (7,), 0)] * 20))
     record[-12 - 28 * chance.randrange(20)] = 77
     return bytes(record)
@@ -45,7 +45,7 @@ def garbage(bench: Bench, seed: int) -> Iterator[None]:
     producer = Producer({"bootstrap.servers": bench.servers, "linger.ms": 5})
     topics = bench.topics
     kinds = [
-        # Nobody's half may reach the target, so its transaction is never the last thing a header changes.
+        # No half may reach the target, so its transaction is never the last thing that a header changes.
         (topics.half, [encode_half(one._replace(headers=())) for one in halves()]),
         (topics.check, [encode_check_request(CheckRequest(one, 1, 7, 3)) for one in halves()]),
         (topics.discarded, [encode_discarded(one, "checks exhausted", 15) for one in halves()]),

@@ -102,7 +102,7 @@ def test_any_live_producer_of_the_group_answers_one_per_check_on_as_many_workers
     go_on.set()
     bench.settled(coordinator, committed=60)
 
-    # Both took part, each was asked once, and nobody ran more checks at a time than it has workers.
+    # Both took part, each check came once, and no producer ran more checks at once than it has workers.
     assert {name for name, _ in answered} == {"first", "second"}
     assert Counter(identity for _, identity in answered) == Counter(ids)
     assert max(most.values()) <= 2

@@ -1,4 +1,4 @@
-"""Halves near the size limits: whatever is accepted as a half can be asked about, and what cannot is told of."""
+"""Halves near the size limits: each accepted half can be checked, or a warning names it."""
 
 from __future__ import annotations
 
@@ -63,12 +63,12 @@ def test_a_question_that_the_client_library_refuses_is_reported_counted_and_dela
 
     assert statistics.pending == 2
 
-    def told() -> list[str]:
+    def warnings() -> list[str]:
         return [record.getMessage() for record in caplog.records if "cannot be asked about" in record.getMessage()]
 
     # Each by its name, for that is what it is settled by.
-    wait_until(lambda: all(any(name in text for text in told()) for name in large))
-    assert "message.max.bytes" in told()[0]
+    wait_until(lambda: all(any(name in text for text in warnings()) for name in large))
+    assert "message.max.bytes" in warnings()[0]
 
 
 @pytest.mark.thorough

@@ -1,4 +1,4 @@
-"""Trimming of half, op and done logs, and looks at them that wait for nobody."""
+"""Trimming of half, op and done logs, and checks of the logs that block no caller."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Half, op and done logs that somebody deletes, makes again or cuts: told, counted, and never read past in silence."""
+"""Half, op and done logs that are deleted, made again or cut: logged, counted, and never skipped silently."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def test_each_of_many_delayed_messages_takes_no_more_memory_than_is_stated() -> 
 
 @contextmanager
 def touched(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[int]]:
-    """Note which pending transactions anybody looks at."""
+    """Record each access to a pending transaction."""
     seen: set[int] = set()
     get = object.__getattribute__
 

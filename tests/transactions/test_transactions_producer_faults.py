@@ -156,14 +156,14 @@ def test_a_half_that_is_not_acknowledged_in_time_does_not_run_the_local_transact
 
 def test_a_callback_that_finds_no_room_is_reported_and_does_not_wait(bench: Bench) -> None:
     producer = bench.producer(max_in_flight=1, send_timeout=60.0)
-    told: list[type[Exception]] = []
+    raised: list[type[Exception]] = []
 
     def submit_another(_: Submission) -> None:
         # The decision of the first is handed over, but this very thread has to hear that it is stored.
         try:
             producer.submit(bench.topic, value=b"another")
         except BufferFullError as error:
-            told.append(type(error))
+            raised.append(type(error))
 
     producer.send(bench.topic, value=b"warm")
     prepare, held = producer._core.store.prepare, []
@@ -172,5 +172,5 @@ def test_a_callback_that_finds_no_room_is_reported_and_does_not_wait(bench: Benc
     pledge.add_done_callback(submit_another)
     producer._core.store.prepare = prepare  # type: ignore[method-assign] # as it was
     prepare(*held[0])
-    wait_until(lambda: told == [BufferFullError])
+    wait_until(lambda: raised == [BufferFullError])
     wait_until(lambda: producer.statistics().in_flight == 0)

@@ -31,17 +31,17 @@ from waiting import wait_until
 
 
 def claims(bench: Bench) -> dict[int, list[str]]:
-    """Return whose names stand beside the half positions."""
+    """Return the names that are committed with the half positions."""
     consumer = Consumer({"bootstrap.servers": bench.servers, "group.id": bench.topics.coordinators})
     places = [TopicPartition(bench.topics.half, number) for number in range(bench.topics.partitions)]
 
-    def told() -> list[TopicPartition] | None:
+    def committed() -> list[TopicPartition] | None:
         try:
             return consumer.committed(places, ANSWER_S)
         except KafkaException:
             return None  # a broker that has just started has no coordinator for the group for a moment
 
-    answers = wait_until(told)
+    answers = wait_until(committed)
     consumer.close()
     return {answer.partition: decode_claim(bench.topics, answer.metadata) for answer in answers}
 
@@ -105,9 +105,9 @@ def test_positions_that_a_transaction_without_an_owner_holds_back_are_reported(
     stranger.send_offsets_to_transaction(held, reader.consumer_group_metadata(), ANSWER_S)
 
     coordinator = bench.coordinator()
-    told = wait_until(lambda: coordinator.statistics().slow_call)
+    slow_call = wait_until(lambda: coordinator.statistics().slow_call)
     wait_until(lambda: "find-hanging" in caplog.text)
-    assert bench.topics.coordinators in told
+    assert bench.topics.coordinators in slow_call
     stranger.abort_transaction(ANSWER_S)
     bench.producer().send(bench.topic, value=b"v")
     bench.settled(coordinator, committed=1)
@@ -198,7 +198,7 @@ def test_what_a_dead_coordinator_left_open_in_the_done_log_alone_is_ended_by_who
     claim = TopicPartition(topics.half, 0, 0, " ".join(dead))
     claiming.commit(offsets=[claim], asynchronous=False)
     claiming.close()
-    # It died between the records of a Kafka transaction and their positions: those hold nobody back.
+    # It died between the records of a Kafka transaction and their positions: those block no reader.
     patient = {"transactional.id": dead[0], "transaction.timeout.ms": 600_000}
     left = Producer({"bootstrap.servers": bench.servers, **patient})
     left.init_transactions(60)

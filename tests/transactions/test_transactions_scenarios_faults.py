@@ -172,7 +172,7 @@ def test_scenario_17_clocks_an_hour_off_make_checks_neither_early_nor_late(
 
     # Nothing is deleted from a log that a slow test has yet to read.
     monkeypatch.setattr("penstock.transactions.stores.kafka.coordinator.log_upkeep.UPKEEP_S", 600.0)
-    # Whoever asks this process for the time is wrong by an hour, and so is what the producer writes.
+    # The clock of this process is wrong by an hour, and so are the producer's times.
     monkeypatch.setattr(time, "time", lambda: real() + off_s)
     monkeypatch.setattr(time, "time_ns", lambda: int((real() + off_s) * 1e9))
     coordinator, producer = bench.coordinator(), bench.producer(check=check)

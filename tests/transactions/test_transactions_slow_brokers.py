@@ -1,4 +1,4 @@
-"""Brokers that are slow are waited for: nobody is blamed, and nothing is done twice."""
+"""Slow brokers get time: no transaction is blamed, and nothing is done twice."""
 
 from __future__ import annotations
 

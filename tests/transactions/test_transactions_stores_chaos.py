@@ -21,7 +21,7 @@ from penstock.transactions.wire.ops import Verdict
 from waiting import wait_until
 
 OPTIONS = {"transaction_timeout": 600.0}
-#: Seconds after a broker's return within which what was committed since is published; and what nobody waits longer for.
+#: Seconds after a broker's return until all that was committed since is published; and the longest wait of a caller.
 BACK_S = 10.0
 BUSY_BACK_S = 120.0
 

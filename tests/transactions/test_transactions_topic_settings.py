@@ -31,7 +31,7 @@ RIGHT = {
 
 
 @pytest.mark.parametrize(
-    ("wrong", "mended"),
+    ("wrong", "corrected"),
     [
         ({"retention.ms": "604800000"}, {"retention.ms": "-1"}),
         ({"retention.bytes": "1000"}, {"retention.bytes": "-1"}),
@@ -42,8 +42,8 @@ RIGHT = {
         ({}, {}),
     ],
 )
-def test_what_would_lose_transactions_is_wrong_in_half_and_op(wrong: dict[str, str], mended: dict[str, str]) -> None:
-    assert wrong_settings({**RIGHT, **wrong}, is_done=False) == mended
+def test_what_would_lose_transactions_is_wrong_in_half_and_op(wrong: dict[str, str], corrected: dict[str, str]) -> None:
+    assert wrong_settings({**RIGHT, **wrong}, is_done=False) == corrected
 
 
 def test_the_done_log_may_have_any_time_and_must_have_room() -> None:

@@ -115,8 +115,8 @@ class Cluster(FakeAdmin):
 
     def describe_configs(self, resources: list[ConfigResource], **_: object) -> dict[ConfigResource, Future[object]]:
         error = KafkaException(KafkaError(KafkaError.CLUSTER_AUTHORIZATION_FAILED))
-        told = {"default.replication.factor": SimpleNamespace(value=self._default)}
-        answer = Future[object]() if self._default == "" else answered(error if self._default is None else told)
+        settings = {"default.replication.factor": SimpleNamespace(value=self._default)}
+        answer = Future[object]() if self._default == "" else answered(error if self._default is None else settings)
         return dict.fromkeys(resources, answer)
 
     def create_topics(self, topics: list[NewTopic]) -> dict[str, Future[object]]:

@@ -1,4 +1,4 @@
-"""Senders on stores outside Kafka while no broker answers: they start, send and decide, and nobody waits for Kafka."""
+"""Senders on stores outside Kafka while no broker answers: they start, send and decide without waiting for Kafka."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A half partition of a coordinator with many transactions that wait, and nobody who reads payloads again.
+"""A half partition of a coordinator with many waiting transactions, without a reader of payloads.
 
 As a script it tells how much memory they take: it prints resident bytes before, and when all are there.
 Arguments: how many; bytes of payloads that may be in memory.

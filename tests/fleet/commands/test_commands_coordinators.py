@@ -24,10 +24,10 @@ RESUME = Command("resume-transaction", "shop.coordinator", None, {"transaction_i
     ],
 )
 def test_what_a_store_raises_is_the_outcome_and_its_text_is_not_shown(raised: Exception, outcome: Outcome) -> None:
-    told = execute(SETTLE, StoreOperator(Mock(side_effect=raised), Mock()))
+    answer = execute(SETTLE, StoreOperator(Mock(side_effect=raised), Mock()))
 
-    assert told.outcome is outcome
-    assert "secret" not in told.said
+    assert answer.outcome is outcome
+    assert "secret" not in answer.said
 
 
 def test_a_member_settles_nothing_and_a_coordinator_does_nothing_to_handlers() -> None:

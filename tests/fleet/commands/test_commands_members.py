@@ -1,4 +1,4 @@
-"""Members do what they are told in a topic, once, and answer in the audit: on a real broker."""
+"""Members carry out commands of a topic, once, and answer in the audit: on a real broker."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_a_message_that_is_parked_and_one_that_hangs_are_given_up_by_command_and
         again = give_up(0)
         produce(broker.bootstrap_servers, topic, [(b"1", b"hangs")])
         wait_until(lambda: running.explain()[0].state == "in handler", 60)
-        [told] = asked(broker, settings, command("stacks", topic))
+        [record] = asked(broker, settings, command("stacks", topic))
         hung = give_up(2)
         hang.set()
 
@@ -95,9 +95,9 @@ def test_a_message_that_is_parked_and_one_that_hangs_are_given_up_by_command_and
         said = f"{topic}:0@{offset} was given up: dlq.{topic} has it, and its key goes on"
         assert (answer.outcome, answer.said) == (Outcome.DONE, said)
     assert (again.outcome, "nothing does" in again.said) == (Outcome.REFUSED, True)
-    assert told.details is not None
-    assert "picky_handler" in told.details
-    assert "to_thread(" not in told.details
+    assert record.details is not None
+    assert "picky_handler" in record.details
+    assert "to_thread(" not in record.details
 
 
 def test_who_gives_a_message_up_is_waited_for_though_others_refuse_at_once(
@@ -144,19 +144,19 @@ def test_what_is_no_command_for_a_member_costs_nothing_and_the_next_one_is_done(
         (value, by_its_token(value)),
     ]
     with listening(servers, signed) as (listener, _):
-        # The client cannot show its headers: whoever may write to the topic can send that.
+        # The client cannot show its headers: any writer of the topic can send that.
         produce_raw(servers, signed.topic, [(key, [(b"\xff", b"v")])])
         for body, headers in planted:
             produce(servers, signed.topic, [(key, body)], headers=headers)
         produce(servers, signed.topic, [(b"another group", value)], headers=by_its_token(value))
 
-        [told] = asked(broker, signed, command("resume", "sms", topic="orders"))
+        [record] = asked(broker, signed, command("resume", "sms", topic="orders"))
 
     every = [record for record in audit_records(servers, {}, signed.audit_topic, 100) if record is not None]
     answers = [(record.name, record.outcome) for record in every]
     assert answers == [("pause", Outcome.REFUSED), ("pause", Outcome.DONE), ("resume", Outcome.DONE)]
     assert "the command is a copy, or the sender's clock is wrong" in every[0].said
-    assert told.outcome is Outcome.DONE
+    assert record.outcome is Outcome.DONE
     # Garbage, forged, and what was heard before.
     assert listener.passed_over == 7
 

@@ -26,10 +26,10 @@ SENDER = Sender("sms", "host-1", "host", 4711)
 NUMBERS = {"sequence": 1, "interval_s": 2.0, "uptime_s": 5.0}
 
 
-def report_of_member(name: str, *numbers: int, sequence: int = 1, **told: object) -> tuple[bytes, bytes]:
+def report_of_member(name: str, *numbers: int, sequence: int = 1, **parsed: object) -> tuple[bytes, bytes]:
     """Return the record of a report of a member of `sms` that has these partitions."""
     sender = Sender("sms", name, "host", 1)
-    description = {"partitions": [partition("orders", number) for number in numbers], **told}
+    description = {"partitions": [partition("orders", number) for number in numbers], **parsed}
     return sender.key, encode_report(sender, description, {}, {**NUMBERS, "sequence": sequence})
 
 
@@ -60,8 +60,8 @@ def test_what_was_reported_is_read_again() -> None:
         },
     )
 
-    [told] = said.partitions
-    assert (told["age"], told["state"], told["parked"], told["lag"]) == (12.346, "in handler", 0, 12)
+    [parsed] = said.partitions
+    assert (parsed["age"], parsed["state"], parsed["parked"], parsed["lag"]) == (12.346, "in handler", 0, 12)
     assert (said.counts, said.pauses, said.coordinator) == ({"handled": 7}, {"byte limit": 2}, {"pending": 50})
     assert (len(said.transactions), said.operator) == (50, operator)
     assert (said.parked[0]["attempt"], said.sinks[0]["batch_id"], said.waits) == (5, 3, ["topic x takes nothing"])
@@ -71,9 +71,9 @@ def test_every_field_of_an_explanation_is_in_a_report() -> None:
     whole = Explanation("orders", 3, 5, 9, 4, 1, 400, 7, "by the app", "store", 2, 5, "parked", None, 2, 1.5, 0.5, 10.0)
     fields = {name: getattr(whole, name) for name in Explanation.__slots__}
 
-    [told] = report("sms", "host-1", partitions=[fields | {"topic": "orders", "partition": 3}]).partitions
+    [parsed] = report("sms", "host-1", partitions=[fields | {"topic": "orders", "partition": 3}]).partitions
 
-    assert set(Explanation.__dataclass_fields__) - {"key"} == set(told) - {"key_hash"}
+    assert set(Explanation.__dataclass_fields__) - {"key"} == set(parsed) - {"key_hash"}
 
 
 def test_a_report_of_a_thousand_partitions_is_bounded_and_says_what_was_left_out() -> None:

@@ -195,7 +195,7 @@ def a_filter_leaves_rows_out(sink: SinkUnderTest) -> None:
 
 
 def a_target_was_restored(sink: SinkUnderTest) -> None:
-    """What the checkpoint has and the restored ledger has not is a hole that nobody would fill."""
+    """Rows of the checkpoint that the restored ledger lacks are a hole that nothing would fill."""
     sink.store(rows(0, 2), 0, plan={ORDERS: (0, 3)})
     with refused(r"starts at offset 6 of orders:0.* below 3: offsets 3 to 5 would be missing.* --to orders:0@6`"):
         sink.store(rows(6, 8), 2, "second", plan={ORDERS: (6, 9)})

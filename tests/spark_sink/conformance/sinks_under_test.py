@@ -57,7 +57,7 @@ class SinkUnderTest(ABC):
     def store(self, rows: Sequence[Place], batch: int = 0, run: str = "first", **known: Any) -> None:
         """Store one batch of a run of the query.
 
-        `known` has the `checkpoint`, by which Spark knows the query in another run, and the `plan` of the batch.
+        `known` has the `checkpoint`, which identifies the query in another run, and the `plan` of the batch.
         """
 
     @abstractmethod

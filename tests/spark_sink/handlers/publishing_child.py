@@ -161,7 +161,7 @@ def main(plan: Plan) -> None:
         )
         try:
             assert query.awaitTermination(200)
-        except Exception as error:  # noqa: BLE001 - told to the test
+        except Exception as error:  # noqa: BLE001 - reported to the test
             if "failed to connect back" not in str(error):  # of the source's process: see `streams.read_to_end`
                 failures.append(str(error))
         else:

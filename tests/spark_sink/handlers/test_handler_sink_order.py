@@ -1,4 +1,4 @@
-"""The order of a task's messages: whatever fails, and whoever calls the handlers, the promises of lanes hold."""
+"""The order of a task's messages: the promises of lanes hold with failures and with every caller of handlers."""
 
 from __future__ import annotations
 
@@ -138,18 +138,18 @@ class World:
 @settings(max_examples=60, deadline=None)
 @given(worlds())
 def test_whatever_fails_each_row_ends_once_in_order_and_no_two_of_a_key_at_once(world: dict[str, Any]) -> None:
-    told = World(world)
+    expected = World(world)
 
     published, report = publish_task(
-        world["rows"], told.handlers, max_in_flight=world["max_in_flight"], max_concurrency=3
+        world["rows"], expected.handlers, max_in_flight=world["max_in_flight"], max_concurrency=3
     )
 
-    places = set(told.identity)
+    places = set(expected.identity)
     filtered = {place for place in places if place[1] in world["filtered"]}
-    given_up = sorted(place for place in places if told.given_up(place))
-    assert told.wrong == []
-    assert sorted(told.handled) == sorted(places - filtered - set(given_up))
-    assert (report.rows, report.handled, report.filtered) == (len(places), len(told.handled), len(filtered))
+    given_up = sorted(place for place in places if expected.given_up(place))
+    assert expected.wrong == []
+    assert sorted(expected.handled) == sorted(places - filtered - set(given_up))
+    assert (report.rows, report.handled, report.filtered) == (len(places), len(expected.handled), len(filtered))
     is_written = world["on_failure"] == "dead_letter"
     assert (report.dead_letters, report.dropped) == ((len(given_up), 0) if is_written else (0, len(given_up)))
     assert sorted((row.source[0], row.offset) for row in published if row.target_topic) == given_up * is_written

@@ -120,7 +120,7 @@ def test_a_sink_with_a_name_has_a_ledger_and_its_results_go_where_an_apps_would(
     assert not sink_of(handler(two)).has_ledger
     target = sink._target()
     assert target is not None
-    # That of the client library, by which an app's keys go to partitions; a `KafkaSink` has Java's.
+    # The client library's, as for the keys of an app; a `KafkaSink` has Java's.
     assert target.config == {
         "partitioner": "consistent_random", "compression.type": "zstd", "sasl.password": "canary",
         "oauth_cb": "tokens:token",

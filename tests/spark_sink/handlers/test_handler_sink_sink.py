@@ -162,7 +162,7 @@ ONCE = {"spark_master": "spark://host:7077", "spark_stage_maxConsecutiveAttempts
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "says"),
     [
         ({"spark_speculation": "True"}, "spark.speculation is true:.* --conf spark.speculation=false,"),
         ({"spark_master": "yarn"}, "--conf spark.stage.maxConsecutiveAttempts=1,"),
@@ -170,12 +170,12 @@ ONCE = {"spark_master": "spark://host:7077", "spark_stage_maxConsecutiveAttempts
         ({**ONCE, "spark_decommission_enabled": "true"}, "--conf spark.stage.ignoreDecommissionFetchFailure=false,"),
     ],
 )
-def test_settings_that_would_run_two_handlers_of_a_key_at_once_are_refused(settings: dict[str, str], told: str) -> None:
+def test_settings_that_would_run_two_handlers_of_a_key_at_once_are_refused(settings: dict[str, str], says: str) -> None:
     batch: Any = mock.Mock(sparkSession=Settings(**settings))  # the part of a session that is asked
     behind = mock.patch.object(handler_sink, "seconds_until_killed", side_effect=ZeroDivisionError)
 
     with mock.patch.object(HandlerSink, "check"), mock.patch.object(HandlerSink, "_messages"), behind:
-        with pytest.raises(ConfigurationError, match=told) as caught:
+        with pytest.raises(ConfigurationError, match=says) as caught:
             sink_of(nothing)(batch, 0)
         with pytest.raises(ZeroDivisionError):
             sink_of(nothing, overlap="allowed")(batch, 0)

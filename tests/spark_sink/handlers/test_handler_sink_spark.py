@@ -25,7 +25,7 @@ ROWS = 1500
 
 
 def keys_under_skew() -> list[bytes]:
-    """Return keys of which one has 20 %."""
+    """Return keys; 20 % of them are one key."""
     return [b"hot" if n % 5 == 0 else b"k%d" % (n * 7 % 97) for n in range(ROWS)]
 
 
@@ -76,7 +76,7 @@ def test_a_key_with_a_fifth_of_all_keeps_its_order_through_failures_and_a_stop_i
 
     wait_until(held, timeout=SPARK_S).stop()
     begun, committed = ({one.name for one in (checkpoint / name).glob("[0-9]*")} for name in ("offsets", "commits"))
-    # Nothing of the stopped batch is at work any more, so that what comes again meets nobody (I1).
+    # No task of the stopped batch runs any more, so repeated messages overlap with none (I1).
     killed = int((log / "held").read_text())
     wait_until(lambda: not Path(f"/proc/{killed}").exists())
     before = read_log(log)

@@ -36,7 +36,7 @@ from waiting import wait_until
 #: Seconds: short enough for a test, long enough that a decision is stored well before the first check.
 TIMEOUT_S = 0.6
 INTERVAL_S = 0.3
-#: A coordinator that asks nobody during the test.
+#: A coordinator that sends no checks during the test.
 NO_CHECKS = {"transaction_timeout": 600.0}
 _ANSWER_S = 150.0
 
@@ -89,7 +89,7 @@ class StoreBench(ABC):
 
     @property
     def discarded(self) -> str:
-        """The topic of those that nobody could decide."""
+        """The topic of discarded transactions."""
         return f"{self.prefix}.discarded"
 
     def coordinator(self, **options: Any) -> Coordinator:
@@ -193,34 +193,34 @@ class StoreBench(ABC):
 
 
 def prepare(store: Store, halves: Sequence[Half]) -> Prepared:
-    """Store halves, and wait until that is told."""
-    told: list[Prepared | HalfNotStoredError] = []
+    """Store halves, and wait for the answer."""
+    answers: list[Prepared | HalfNotStoredError] = []
     done = threading.Event()
 
     def tell(answer: Prepared | HalfNotStoredError) -> None:
-        told.append(answer)
+        answers.append(answer)
         done.set()
 
     store.prepare(halves, tell)
-    assert done.wait(_ANSWER_S), "the store told nothing"
-    if isinstance(told[0], HalfNotStoredError):
-        raise told[0]
-    return told[0]
+    assert done.wait(_ANSWER_S), "the store did not answer"
+    if isinstance(answers[0], HalfNotStoredError):
+        raise answers[0]
+    return answers[0]
 
 
 def decide(store: Store, prepared: Prepared, verdict: Verdict) -> None:
-    """Store a decision, and wait until that is told; a store may know at once, or not, that another one stands."""
-    told: list[TransactionError | None] = []
+    """Store a decision, and wait for the answer. A store may know at once of an earlier decision, or not."""
+    answers: list[TransactionError | None] = []
     done = threading.Event()
 
     def tell(answer: TransactionError | None) -> None:
-        told.append(answer)
+        answers.append(answer)
         done.set()
 
     store.decide(prepared, verdict, tell)
-    assert done.wait(_ANSWER_S), "the store told nothing"
-    if told[0] is not None and not isinstance(told[0], TransactionRefusedError):
-        raise told[0]
+    assert done.wait(_ANSWER_S), "the store did not answer"
+    if answers[0] is not None and not isinstance(answers[0], TransactionRefusedError):
+        raise answers[0]
 
 
 class FileBench(StoreBench):

@@ -223,7 +223,7 @@ def test_a_coordinator_shows_what_it_counts_and_what_waits_for_what(store_bench:
     # Of topics that others write, and that have a retention.
     assert ("forged" in shown, "lost" in shown) == (isinstance(store_bench, KafkaBench),) * 2
     coordinator.stop()
-    assert recorded.metrics() == {}, "a coordinator that ended is shown no more"
+    assert recorded.metrics() == {}, "a coordinator that ended is no longer shown"
 
 
 def test_a_coordinator_may_be_started_and_stopped_twice_and_does_not_come_back(store_bench: StoreBench) -> None:

@@ -28,7 +28,7 @@ def test_what_waits_for_its_time_is_taken_back_and_never_published(store_bench: 
         store_bench.send(Verdict.COMMIT, half)
     wait_until(lambda: coordinator.statistics().delayed == 3)
 
-    # Once more does no harm, as long as it is known what became of it.
+    # A second call does no harm while the outcome is known.
     for half in (halves[1], halves[2], halves[1]):
         store_bench.store.cancel(half.transaction_id, "orders", WAIT_S)
 

@@ -309,7 +309,7 @@ def test_answered_checks_are_all_whose_answer_counted_whatever_it_was(store_benc
     with store_bench.answering(lambda request: answers[request.half.value or b""][request.check_number - 1]):
         for value in list(answers):
             store_bench.send(None, store_bench.half(value))
-        # Nobody is asked about it: no answer.
+        # No check is sent for it: no answer.
         store_bench.send(COMMIT, store_bench.half(b"decided"))
         statistics = settled(coordinator, committed=3, rolled_back=1)
 

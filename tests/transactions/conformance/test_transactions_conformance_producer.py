@@ -19,7 +19,7 @@ COMMIT, ROLLBACK, UNKNOWN = TransactionState.COMMIT, TransactionState.ROLLBACK, 
 
 
 class Listener:
-    """A local transaction that ends as it is told: a state, an exception to raise, or anything else."""
+    """A local transaction with a given end: a state, an exception to raise, or anything else."""
 
     def __init__(self, check: Callable[[HalfMessage], TransactionState]) -> None:
         self.check_local_transaction = check
@@ -59,7 +59,7 @@ def test_each_end_of_a_local_transaction_is_what_is_stored_and_what_is_unknown_i
         states += [left(b"raised", RuntimeError), left(b"interrupted", KeyboardInterrupt)]
         with producer.transaction(topic, value=b"rolled back inside") as transaction:
             transaction.rollback()
-        # Not before: nobody is asked about what is being decided.
+        # Not before: no check is sent while a transaction is being decided.
         statistics = settled(store_bench.coordinator(), committed=6, rolled_back=5)
 
     assert states == [COMMIT, ROLLBACK, UNKNOWN, COMMIT, ROLLBACK, UNKNOWN, UNKNOWN, ROLLBACK, UNKNOWN]

@@ -24,7 +24,7 @@ def decided(bench: StoreBench, tx: Transaction, verdict: Verdict, author: Author
 
 
 def overtaken(bench: StoreBench, standing: Verdict, author: Author, **options: Any) -> TransactionState:
-    """Send a message whose COMMIT comes behind that decision, and return what is told."""
+    """Send a message whose COMMIT comes after that decision, and return the answer."""
 
     def local(tx: Transaction) -> TransactionState:
         decided(bench, tx, standing, author)

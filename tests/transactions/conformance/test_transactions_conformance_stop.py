@@ -1,4 +1,4 @@
-"""One suite for every store: a producer that is stopped leaves nobody without an answer."""
+"""One suite for every store: a stopped producer leaves no caller without an answer."""
 
 from __future__ import annotations
 
@@ -103,14 +103,14 @@ def test_a_callback_that_submits_goes_on_until_the_stop_and_every_one_ends(store
 
 def test_a_waiter_for_a_publication_is_notified_at_the_stop(store_bench: StoreBench) -> None:
     producer = TransactionalProducer("orders", store=store_bench.make_store(), wait="published").start()
-    told: list[Exception] = []
+    errors: list[Exception] = []
 
     def send() -> None:
         try:
             with producer.transaction(store_bench.topic, value=b"in a block"):
                 pass
         except PublicationNotSeenError as error:
-            told.append(error)
+            errors.append(error)
 
     sending = threading.Thread(target=send, daemon=True)
     sending.start()
@@ -121,5 +121,5 @@ def test_a_waiter_for_a_publication_is_notified_at_the_stop(store_bench: StoreBe
 
     with pytest.raises(PublicationNotSeenError, match="is committed, but the producer was stopped before it was seen"):
         sent.result(0)
-    assert len(told) == 1
+    assert len(errors) == 1
     settled(store_bench.coordinator(**NO_CHECKS), committed=2)

@@ -81,7 +81,7 @@ def test_topics_that_take_no_markers_one_after_the_other_stop_no_other(
         bench.send(COMMIT, bench.half(b"first", topic=topic))
     counted(coordinator, committed=5)
 
-    # Each takes a transactional id along, which nobody can use any more.
+    # Each blocks a transactional id, which no producer can use any more.
     for number, topic in enumerate(sick):
         limit(admin, topic, 10)
         bench.send(COMMIT, bench.half(b"refused", topic=topic))
@@ -218,13 +218,13 @@ def test_a_call_that_never_comes_back_is_named_and_left_behind_and_the_next_one_
         patch.setattr(EndWatch, "commit", hang)
         bench.send(COMMIT, bench.half(b"1"))
         assert hanging.wait(30)
-        told = wait_until(lambda: one if (one := coordinator.statistics()).slow_call else None)
+        found = wait_until(lambda: one if (one := coordinator.statistics()).slow_call else None)
         shown = wait_until(lambda: waiting_for_a_call(bench))
     bench.send(COMMIT, bench.half(b"2"))
     statistics = settled(coordinator, committed=3)
 
-    assert told.slow_call == "commit_transaction"
-    assert told.slow_call_s > 2
+    assert found.slow_call == "commit_transaction"
+    assert found.slow_call_s > 2
     assert len(shown) == 1
     assert re.fullmatch(r"Kafka: commit_transaction has not gone on for \d+ s", shown[0])
     assert waiting_for_a_call(bench) == []

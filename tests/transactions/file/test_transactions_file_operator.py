@@ -71,7 +71,7 @@ def test_a_claim_that_came_to_nothing_is_taken_up_again_and_what_is_forged_or_in
     coordinator, administration = bench.coordinator(**NO_CHECKS), administration_of(bench)
     lost, forged = bench.half(b"lost"), bench.half(b"forged", topic=bench.discarded)
     torn = bench.half(b"torn", part=(2, 2))
-    # A record of the discarded topic may be anybody's.
+    # A record of the discarded topic may be forged.
     producer = Producer({"bootstrap.servers": bench.servers})
     for one in (lost, forged, torn):
         producer.produce(bench.discarded, one.value, headers=encode_discarded(one, "checks exhausted", 1))
@@ -138,7 +138,7 @@ def test_another_process_sees_what_is_pending_and_changes_nothing(tmp_path: Path
     assert [[getattr(one, name) for name in same] for one in shown] == [
         [getattr(one, name) for name in same] for one in inside
     ]
-    # Nobody has it now, and it can still be seen; also one alone, with what it stands behind.
+    # No process has it open now, and it can still be read; also a single one, with those before it.
     assert read_pending(tmp_path)[0].transaction_id == first.transaction_id
     assert [(one.transaction_id, one.held_by) for one in read_pending(tmp_path, held.transaction_id)] == [
         (held.transaction_id, first.transaction_id)

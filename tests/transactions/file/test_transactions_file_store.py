@@ -88,7 +88,7 @@ def test_the_disk_it_takes_follows_what_is_pending(tmp_path: Path) -> None:
         forget_halves(store)
         (stored,) = pending_in(store)
         assert halves_of(store, stored) == list(old.halves)
-        # Who reads beside it finds the halves at their new place.
+        # Another process finds the halves at their new place.
         assert [one.transaction_id for one in read_pending(tmp_path)] == [old.halves[0].transaction_id]
 
     with store_of(tmp_path) as again:

@@ -108,7 +108,7 @@ def test_a_full_disk_refuses_what_comes_and_goes_on_when_there_is_room(
             patch.setattr(os, "posix_fallocate", full)
             with pytest.raises(HalfNotStoredError, match="No space left"):
                 prepare(store, [half(b"y" * 3_000)])
-            # What needs no more room is stored.
+            # Records that need no new segment are stored.
             decide(store, prepared, ROLLBACK)
         stored = prepare(store, [half(b"y" * 3_000)])
 

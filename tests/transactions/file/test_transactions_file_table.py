@@ -1,4 +1,4 @@
-"""The state table of a file store: what it costs, what opening reads, and whatever became of it meanwhile."""
+"""The state table of a file store: its cost, what opening reads, and damage of every kind."""
 
 from __future__ import annotations
 
@@ -285,7 +285,7 @@ def test_what_is_decided_while_a_crowd_is_due_soon_waits_in_the_table(
         assert len(opened.live) == 5
         assert opened.shard is not None
         opened.shard.close()
-        # The next coordinator finds the crowd; nobody publishes it.
+        # The next coordinator finds all of them; none is published.
         again = store.open_shards(terms, lambda: None)
         again.due()
         commit(10)

@@ -139,7 +139,7 @@ def test_the_statements_for_an_administrator_are_those_of_the_database(tx: Comma
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "told"),
+    ("arguments", "code", "message"),
     [
         (("ls",), 2, "--bootstrap-servers is missing"),
         (("ls", "--sql", "oracle://host/shop"), 2, "which penstock does not know"),
@@ -152,12 +152,12 @@ def test_the_statements_for_an_administrator_are_those_of_the_database(tx: Comma
     ],
 )
 def test_what_cannot_be_is_said_and_no_file_is_made(
-    tmp_path: Path, tx: Command, arguments: tuple[str, ...], code: int, told: str
+    tmp_path: Path, tx: Command, arguments: tuple[str, ...], code: int, message: str
 ) -> None:
     given = [one.replace("FOLDER", str(tmp_path)).replace("ID", new_id()) for one in arguments]
 
     outcome = tx(*given)
 
     assert outcome.code == code
-    assert told in outcome.err
+    assert message in outcome.err
     assert list(tmp_path.iterdir()) == []

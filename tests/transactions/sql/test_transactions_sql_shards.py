@@ -166,7 +166,7 @@ def test_a_coordinator_frozen_past_its_session_is_fenced_in_kafka_and_in_the_dat
         send(sql_bench, range(5, 10))
         counted(coordinator, committed=5)
         os.kill(frozen.pid, signal.SIGCONT)
-        # It lives, and counts as one that has a share: with one shard, that is whoever has the lower name.
+        # It lives, and counts for the shares: with one shard, the coordinator with the lower name owns it.
         owners = "SELECT count(*) FROM penstock_alive WHERE kind = 'coordinator'"
         wait_until(lambda: sql_bench.database.rows(owners) == [(2,)], 60)
         send(sql_bench, range(10, 20))

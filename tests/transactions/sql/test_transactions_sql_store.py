@@ -119,9 +119,9 @@ def test_errors_of_the_database_keep_payloads_to_themselves(
         sql_bench.prepare(sql_bench.half(secret, key=b"the-secret-key"))
 
     sql_bench.database.execute("ALTER TABLE elsewhere RENAME TO penstock_tx")
-    told = f"{caught.value} {caplog.text}"
+    text = f"{caught.value} {caplog.text}"
     assert "did not run" in str(caught.value)
-    assert "secret" not in told
+    assert "secret" not in text
     assert sql_bench.database.rows("SELECT count(*) FROM penstock_tx") == [(0,)]
 
 
