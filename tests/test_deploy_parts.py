@@ -180,7 +180,7 @@ def test_what_kubernetes_is_given_follows_its_schemas(documents: Documents, vers
             kubernetes_validate.validate(document, version, strict=True)
 
 
-def test_secrets_are_settings_of_scram_with_nobodys_password(documents: Documents) -> None:
+def test_secrets_are_settings_of_scram_with_a_placeholder_password(documents: Documents) -> None:
     for secret in of_kind(documents, "Secret"):
         held = secret["stringData"]
         if "PENSTOCK_CONFIG" not in held:

@@ -37,7 +37,7 @@ def test_a_history_without_a_fault_has_none() -> None:
     assert report.faults == []
 
 
-def test_a_message_without_a_call_that_ended_is_lost_and_one_that_nobody_produced_is_named() -> None:
+def test_a_message_without_a_call_that_ended_is_lost_and_one_that_was_never_produced_is_named() -> None:
     report = judged([*one_after_the_other(1, 2, 3, 4), Call("a", "k", 0, 5, 4.0, None)])
     strange = judged(one_after_the_other(1, 2), keys="k")
 

@@ -84,7 +84,7 @@ def test_an_unknown_option_of_a_handler_is_refused_where_it_is_written() -> None
         (penstock.ReportSettings, "stacks", "the action Stacks"),
     ],
 )
-def test_an_option_that_is_no_more_is_refused_with_what_to_write_instead(
+def test_a_removed_option_is_refused_with_what_to_write_instead(
     take: Callable[..., object], old: str, instead: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=rf"has no option {old} any more: .*{instead}"):

@@ -32,7 +32,7 @@ def busy_loops() -> Iterator[list[subprocess.Popen[bytes]]]:
             one.wait()
 
 
-def test_hello_ends_each_time_beside_busy_loops(busy_loops: list[subprocess.Popen[bytes]]) -> None:
+def test_hello_ends_each_time_while_busy_loops_run(busy_loops: list[subprocess.Popen[bytes]]) -> None:
     for number in range(RUNS):
         ended = subprocess.run([sys.executable, HELLO], capture_output=True, text=True, timeout=LIMIT_S, check=False)
 

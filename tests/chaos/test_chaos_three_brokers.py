@@ -77,7 +77,7 @@ def coordinator_killed_with_its_node(work: AtWork) -> None:
     work.coordinators[0].start()
 
 
-def test_a_killed_node_costs_nobody_anything_but_time(tmp_path: Path, spark: SparkSession) -> None:
+def test_a_killed_node_costs_only_time(tmp_path: Path, spark: SparkSession) -> None:
     with (
         DevBroker(nodes=3, config=KIP848_BROKER) as cluster,
         AtWork(cluster, tmp_path, spark, each=1) as work,
@@ -89,9 +89,7 @@ def test_a_killed_node_costs_nobody_anything_but_time(tmp_path: Path, spark: Spa
 
 @pytest.mark.chaos
 @pytest.mark.timeout(2_400)
-def test_nobody_stands_still_for_much_longer_than_plain_clients_whatever_happens(
-    tmp_path: Path, spark: SparkSession
-) -> None:
+def test_no_part_stands_still_for_much_longer_than_plain_clients(tmp_path: Path, spark: SparkSession) -> None:
     too_long: list[str] = []
     listed: list[tuple[float, float]] = []
     stopping = threading.Event()

@@ -85,7 +85,7 @@ def test_messages_go_back_as_they_were_each_of_them_once_and_no_others_than_thos
     assert values(read_all(servers, other)) == [b"1", b"3", b"5"] * 2
 
 
-def test_letters_with_forged_headers_stay_hold_up_nobody_and_go_to_a_topic_that_is_named(
+def test_dead_letters_with_forged_headers_stay_block_no_other_and_go_to_a_named_topic(
     replay: Command, broker: DevBroker, dead_letter_topic: Topics, new_topic: Callable[..., str]
 ) -> None:
     servers, other = broker.bootstrap_servers, new_topic()

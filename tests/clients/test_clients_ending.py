@@ -80,7 +80,7 @@ del question
 
 
 @pytest.mark.parametrize("how", ["del client", "pass"])
-def test_nobody_waits_for_a_client_that_hangs_while_it_is_destroyed(how: str) -> None:
+def test_no_caller_waits_for_a_client_that_hangs_while_it_is_destroyed(how: str) -> None:
     program = f"{HANGING}{how}\nprint('goes on')"
 
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)

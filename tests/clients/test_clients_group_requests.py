@@ -72,7 +72,7 @@ def test_a_coordinator_reached_too_late_ends_no_process(broker: Any, new_name: A
 
 
 @pytest.mark.parametrize("said", [None, KafkaError(KafkaError.COORDINATOR_LOAD_IN_PROGRESS)])
-def test_a_check_whose_group_nobody_knows_is_logged_and_asks_again(
+def test_a_check_with_an_unknown_group_is_logged_and_asks_again(
     said: KafkaError | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     topics, silent, knowing = StoreTopics("p", 1), Future[Any](), Future[Any]()

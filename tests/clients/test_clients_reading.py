@@ -66,7 +66,7 @@ def test_what_an_error_says(code: int, kind: ErrorKind) -> None:
     assert kind_of(KafkaError(code)) is kind
 
 
-def test_a_reader_is_nobodys_member_and_commits_nothing_whatever_the_user_says() -> None:
+def test_a_reader_joins_no_group_and_commits_nothing_with_any_setting() -> None:
     mine = {
         "group.id": "mine",
         "group.instance.id": "one",

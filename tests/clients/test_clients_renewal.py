@@ -12,7 +12,7 @@ from penstock.testing import TestBroker
 REFUSED = KafkaError(KafkaError.CLUSTER_AUTHORIZATION_FAILED, "no id is given", fatal=True)
 
 
-def test_why_a_client_failed_is_heard_of_it_once_it_says_no_more_than_that_it_did() -> None:
+def test_the_cause_of_a_failed_client_is_read_once_it_says_only_that_it_failed() -> None:
     broker = TestBroker()
     broker.create_topic("t", 1)
     client = broker.producer({})

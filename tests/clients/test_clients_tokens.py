@@ -46,7 +46,7 @@ def test_a_callback_that_is_none_is_named(given: object, sentence: str) -> None:
 
 
 @pytest.mark.parametrize("config", [{"sasl.mechanism": "PLAIN"}, {"security.protocol": "SSL"}])
-def test_a_callback_that_nobody_would_ask_is_refused(config: dict[str, str]) -> None:
+def test_a_callback_that_would_never_be_called_is_refused(config: dict[str, str]) -> None:
     with pytest.raises(ConfigurationError, match="gives tokens, but sasl"):
         tokens(oauth_cb="token_source:token", **config)
 

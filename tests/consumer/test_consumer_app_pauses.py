@@ -166,7 +166,7 @@ def test_a_partition_that_another_member_has_is_paused_here_once_it_comes() -> N
     assert seen == [str(1 - elsewhere).encode()]
 
 
-def test_a_topic_that_nobody_consumes_is_refused_with_those_that_are() -> None:
+def test_a_topic_without_a_handler_is_refused_with_the_consumed_ones() -> None:
     with TestApp(app_of([])) as test:
         with pytest.raises(ConfigurationError, match="its topics are: t, u"):
             test.pause("x")

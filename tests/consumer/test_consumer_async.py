@@ -67,7 +67,7 @@ class AsyncRecorder:
         self.done.append((message.key, message.partition, message.offset))
 
 
-def test_no_more_than_max_concurrency_are_under_way_also_when_it_changes() -> None:
+def test_at_most_max_concurrency_calls_run_also_when_it_changes() -> None:
     seen = AsyncRecorder(hold=True)
 
     with consumer_of(fed(200, 200), {"t": handler(seen)}, max_concurrency=5) as consumer:

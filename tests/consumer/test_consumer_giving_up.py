@@ -155,7 +155,7 @@ def test_a_deferred_message_is_refused_until_its_completion_has_failed() -> None
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("exactly_once", [False, True])
-def test_threads_that_give_up_beside_quick_retries_lose_nothing_and_repeat_nothing(
+def test_threads_that_give_up_during_quick_retries_lose_and_repeat_nothing(
     broker: DevBroker, new_topic: Callable[..., str], exactly_once: bool
 ) -> None:
     topic, values = new_topic(2), [b"bad %d" % number for number in range(30)]

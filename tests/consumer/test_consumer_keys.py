@@ -65,7 +65,7 @@ def test_a_function_that_stands_for_the_key_may_fail_for_some_messages() -> None
     }
 
 
-def test_a_header_whose_name_is_not_text_costs_who_asks_for_headers_its_message_and_nobody_else(
+def test_a_header_whose_name_is_not_text_fails_only_handlers_that_read_headers(
     broker: DevBroker, new_topic: NewTopic
 ) -> None:
     by_header, reads, asks_for_none = new_topic(), new_topic(), new_topic()

@@ -159,7 +159,7 @@ def test_a_middleware_that_forgets_to_await_fails_its_message_and_loses_none() -
 
 
 @pytest.mark.parametrize("kind", ["plain", "async"])
-def test_of_a_batch_of_which_a_middleware_passes_on_a_part_the_messages_that_failed_are_the_right_ones(
+def test_the_right_messages_fail_if_a_middleware_passes_on_a_part_of_a_batch(
     kind: str,
 ) -> None:
     calls: list[list[bytes | None]] = []

@@ -137,7 +137,7 @@ def test_a_topic_that_two_patterns_match_is_for_the_first_registered_and_the_log
         assert caplog.text.count(f"{topic} is matched by the patterns of several handlers") == 1
 
 
-def test_no_pattern_takes_what_is_internal_or_left_to_somebody_else() -> None:
+def test_no_pattern_takes_internal_topics_or_those_of_other_programs() -> None:
     def function(_message: penstock.Message) -> None: ...
 
     named = {"payments": handler(function, on_failure="dead_letter", dead_letter_topic="refused")}

@@ -89,7 +89,7 @@ class Pending:
 )
 @pytest.mark.parametrize("options", [{}, {"batch": 2}, {"to": "out", "encoder": str}], ids=["", "batch", "to"])
 @pytest.mark.parametrize("is_list", [False, True])
-def test_work_that_nobody_waits_for_fails_its_message(handle: Any, options: Any, is_list: bool) -> None:
+def test_a_returned_awaitable_fails_its_message(handle: Any, options: Any, is_list: bool) -> None:
     if is_list:
         alone, handle = handle, lambda message: [alone(message)]
         options = {name: value for name, value in options.items() if name == "batch"}  # with `to` a list is a value

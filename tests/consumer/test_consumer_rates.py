@@ -67,9 +67,7 @@ def test_after_a_change_the_new_rate_holds_at_once(changes: list[tuple[float, fl
     rate=st.one_of(st.none(), RATES),
     arrivals=st.lists(st.integers(0, 50), min_size=1, max_size=60),
 )
-def test_nobody_who_waits_is_forgotten_and_who_came_first_is_woken_first(
-    rate: float | None, arrivals: list[int]
-) -> None:
+def test_no_waiting_lane_is_forgotten_and_the_first_one_is_woken_first(rate: float | None, arrivals: list[int]) -> None:
     token_bucket, now = TokenBucket(0.5), 0.0
     woken: list[int] = []
     while token_bucket.take(now):
@@ -106,7 +104,7 @@ def test_at_the_time_that_is_reported_there_is_a_token(rate: float, start: float
 
 
 @pytest.mark.parametrize("rate", [None, inf])
-def test_a_held_meter_wakes_nobody_and_a_later_rate_wakes_all(rate: float | None) -> None:
+def test_a_held_bucket_wakes_no_lane_and_a_later_rate_wakes_all(rate: float | None) -> None:
     token_bucket = TokenBucket(0)
     for lane in range(5):
         token_bucket.wait(lane, int)

@@ -106,7 +106,7 @@ def test_a_retry_waits_for_a_completion_of_its_key_that_is_out_and_then_holds_th
     assert list(out) == [b"first", b"again", b"later"]
 
 
-def test_forged_headers_cost_their_message_a_bounded_wait_and_no_more_rounds() -> None:
+def test_forged_headers_cost_their_message_a_bounded_wait_and_no_further_rounds() -> None:
     app, seen = app_of(), Counter[bytes | None]()
     retries = retry_topic("app", "t", 40)
     forged: dict[bytes, list[tuple[str, bytes | None]]] = {
@@ -231,7 +231,7 @@ def test_a_retry_topic_is_called_by_group_topic_and_delay() -> None:
     }
 
 
-def test_what_waits_for_a_delay_that_its_handler_has_no_more_is_handled_all_the_same() -> None:
+def test_a_message_that_waits_for_a_removed_delay_is_handled_all_the_same() -> None:
     seen: list[tuple[bytes | None, int]] = []
 
     def app_with(*delays: float) -> App:

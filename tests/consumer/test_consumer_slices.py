@@ -56,7 +56,7 @@ class Handled:
             self.act()
 
 
-def test_messages_of_which_each_takes_its_time_are_handed_over_until_the_lanes_time_is_over() -> None:
+def test_slow_messages_are_handed_over_until_the_lanes_time_is_over() -> None:
     slot = ExecutionSlot(Kind.THREAD, "slot")
     stepped = SteppedEngine({"t": handler(lambda _message: stepped.clock.advance(0.004))}, run_seconds=0.01)
     stepped.feed("t", *_TEN)

@@ -167,7 +167,7 @@ def test_a_broker_that_tells_what_was_is_not_believed_before_results_are_written
     assert stepped.results.handled == 1
 
 
-def test_nobody_is_asked_about_a_transaction_whose_end_had_not_begun() -> None:
+def test_no_offsets_are_read_for_a_transaction_whose_end_had_not_begun() -> None:
     stepped = Stepped()
     stepped.runner.committed = lambda _: pytest.fail("asked")  # as it says
     stepped.runner.errors = [GivenUpError("it took too long")]

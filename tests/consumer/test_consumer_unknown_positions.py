@@ -83,7 +83,7 @@ def test_a_group_that_begins_at_the_end_never_commits_the_beginning() -> None:
     assert not [place for place in seen if place[0] == "first"]
 
 
-def test_what_came_to_a_quiet_partition_while_nobody_ran_is_handled_though_groups_begin_at_the_end() -> None:
+def test_messages_that_came_to_a_quiet_partition_without_members_are_handled_though_groups_begin_at_the_end() -> None:
     broker, seen = TestBroker(0), Seen()
     broker.create_topic("first")
     broker.produce("first", b"old", key=b"k")

@@ -56,7 +56,7 @@ def test_each_trip_has_one_invoice_though_the_app_was_killed(
         assert reader.ran > 7
 
 
-def test_each_order_has_one_delivery_whoever_crashes(
+def test_each_order_has_one_delivery_after_any_crash(
     tmp_path: Path, given: dict[str, str], new_name: Callable[..., str], postgresql_url: str
 ) -> None:
     prefix = new_name("shop")

@@ -143,7 +143,7 @@ def test_a_message_that_holds_its_partition_is_given_up_and_its_dead_letter_repl
     wait_until(lambda: shop.explained(0).state == "parked", 60)
 
 
-def test_offsets_move_only_where_nobody_is_in_the_group(shop: Shop) -> None:
+def test_offsets_move_only_in_a_group_without_members(shop: Shop) -> None:
     refused = act(shop.address, "offsets", group=shop.topic, to="earliest")
     group = f"{shop.topic}-others"
     shop.send(b"good", b"good", partition=1)

@@ -81,7 +81,7 @@ def test_states_come_again_and_again_and_history_with_the_first_and_after_one_of
     assert [unread.status, *("history" in other for other in others)] == [422, True, True, True]
 
 
-def test_a_browser_that_takes_nothing_or_is_gone_holds_nobody_up() -> None:
+def test_a_browser_that_reads_nothing_or_is_gone_delays_no_other() -> None:
     with serving(Scene()) as url:
         address = urlsplit(url)
         with socket.create_connection((address.hostname or "", address.port or 0)) as silent:

@@ -43,7 +43,7 @@ def test_the_answer_to_a_wrong_token_waits_longer_each_time_and_a_client_is_forg
     assert guard.judge("a", "wrong") == 1.0
 
 
-def test_one_client_may_have_few_wrong_tokens_waiting_and_keeps_nobody_else_out() -> None:
+def test_one_client_may_have_few_wrong_tokens_waiting_and_blocks_no_other_client() -> None:
     guard = TokenGuard(TOKEN, lambda: 0.0)
     first = [guard.judge("a", "wrong") for _ in range(4)]
 

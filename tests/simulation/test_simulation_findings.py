@@ -53,7 +53,7 @@ def test_a_partition_that_is_lost_while_it_is_paused_is_read_again_when_it_comes
     assert instance.consumer.statistics().partitions[0].watermark == 3
 
 
-def test_a_message_whose_dead_letter_is_written_is_parked_no_more_before_its_lane_is_looked_at() -> None:
+def test_a_message_with_a_written_dead_letter_is_no_longer_parked_before_its_lane_runs() -> None:
     simulation = Simulation(app_of(), settings=ConsumerSettings(workers=1), partitions=1)
     instance = simulation.add()
     simulation.produce("t", b"k")

@@ -60,7 +60,7 @@ def test_a_ledger_is_found_behind_other_writers_and_when_its_snapshot_has_expire
     assert lake.found("n") == [*[(-1,)] * 4, (0,), (1,), (2,), (3,)]
 
 
-def test_a_ledger_that_nobody_can_find_is_not_taken_for_an_empty_one(lake: IcebergLake) -> None:
+def test_a_ledger_that_cannot_be_found_is_not_taken_for_an_empty_one(lake: IcebergLake) -> None:
     sink = lake.sink()
     sink(batch(0), 0)
     for _ in range(2):

@@ -155,7 +155,7 @@ def test_a_kept_producer_whose_id_another_has_taken_is_shut_out_and_its_rows_are
     assert one.seen() == once(16)
 
 
-def test_a_producer_whose_commit_was_repeated_serves_no_more(
+def test_a_producer_whose_commit_was_repeated_is_no_longer_used(
     worker: Callable[[], Worker], calls: dict[str, int]
 ) -> None:
     one = worker()

@@ -65,7 +65,7 @@ def resident(what: str) -> int:
     ],
     ids=["values", "keys and headers"],
 )
-def test_a_task_holds_no_more_of_large_messages_than_is_stated(
+def test_a_task_holds_large_messages_within_the_stated_limit(
     broker: DevBroker, new_topic: Callable[..., str], large: list[dict[str, object]], settings: dict[str, str]
 ) -> None:
     topic, servers = new_topic(), {"bootstrap.servers": broker.bootstrap_servers}

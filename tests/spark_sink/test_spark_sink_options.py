@@ -186,7 +186,7 @@ def test_a_limit_is_used_up_but_never_passed(start: Offsets, data: st.DataObject
 
 
 @given(st.integers(8, 1000), st.integers(1, 10**9))
-def test_a_small_partition_does_not_starve_beside_large_ones(limit: int, large: int) -> None:
+def test_a_small_partition_does_not_starve_among_large_ones(limit: int, large: int) -> None:
     latest = {("a", 0): 1, **{("a", number): large for number in range(1, 8)}}
 
     ends = limited({}, latest, limit)

@@ -129,7 +129,7 @@ def test_refused_rows_are_dead_letters_the_others_and_those_before_them_stand(wa
 
 
 @pytest.mark.parametrize("mode", ["append", "newest", "add"])
-def test_a_message_of_which_one_row_is_refused_is_left_out_whole_and_stored_once_when_replayed(
+def test_a_message_with_a_refused_row_is_left_out_whole_and_stored_once_when_replayed(
     way: tuple[TestDatabase, str], mode: str
 ) -> None:
     database, staged = way

@@ -212,7 +212,7 @@ UNFIT = [
 
 
 @pytest.mark.parametrize(("table", "reason"), UNFIT)
-def test_a_table_of_mariadb_of_which_a_merge_could_change_other_rows_is_refused(
+def test_a_table_of_mariadb_in_which_a_merge_could_change_other_rows_is_refused(
     mariadb: TestDatabase, table: str, reason: str
 ) -> None:
     mariadb.execute(f"CREATE TABLE prices {table}")

@@ -131,7 +131,7 @@ def test_a_staging_table_into_which_a_lost_task_still_copies_is_left_behind(
 
 
 @pytest.mark.thorough
-def test_names_that_spark_does_not_find_are_staged_by_no_more_tasks_than_may_connect(
+def test_columns_that_spark_does_not_find_are_staged_by_at_most_max_connections_tasks(
     spark: SparkSession, postgresql: TestDatabase
 ) -> None:
     rows = [("orders", 0, n, f"k{n % 50}", n) for n in range(400)]

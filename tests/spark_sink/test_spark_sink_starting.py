@@ -71,7 +71,7 @@ def begins(monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.mark.parametrize(
     ("otherwise", "new"), [("earliest", 3), ("latest", 90), ('{"payments": {"0": 7}, "orders": {"0": 1, "1": 7}}', 7)]
 )
-def test_a_query_begins_where_the_ledger_says_and_elsewhere_as_told(begins: Any, otherwise: str, new: int) -> None:
+def test_a_query_begins_where_the_ledger_says_or_else_at_its_option(begins: Any, otherwise: str, new: int) -> None:
     options, entries = begins(Kept(**{"shop-orders": {("orders", 0): 42}}), otherwise)
 
     assert json.loads(options["startingoffsets"]) == {"orders": {"0": 42, "1": new}, "payments": {"0": new}}

@@ -138,7 +138,7 @@ def test_a_process_that_a_member_left_behind_does_not_hold_up_the_run(monkeypatc
         os.kill(int(Path("left").read_text()), signal.SIGKILL)
 
 
-def test_output_that_nobody_reads_any_more_does_not_end_the_work() -> None:
+def test_output_without_a_reader_does_not_end_the_work() -> None:
     program = (
         "import pathlib, time\nprint('first')\nwhile not pathlib.Path('closed').exists(): time.sleep(0.01)\n"
         "for number in range(1000): print(number)\npathlib.Path('worked').touch()"

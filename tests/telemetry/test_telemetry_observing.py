@@ -139,7 +139,7 @@ def test_a_consumer_closed_while_it_is_read_does_not_wait_for_the_reader(
     assert recorded.points("penstock.lane.count") == []
 
 
-def test_consumers_of_a_group_are_added_up_and_one_that_cannot_be_read_hides_nobody(
+def test_consumers_of_a_group_are_added_up_and_an_unreadable_one_hides_no_other(
     recorded: Recorded, caplog: pytest.LogCaptureFixture
 ) -> None:
     asked: list[int] = []

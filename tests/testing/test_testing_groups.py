@@ -108,7 +108,7 @@ def test_a_rebalance_that_moves_nothing_takes_nothing(memory: TestBroker) -> Non
     assert memory.generation("g") == 2
 
 
-def test_nobody_joins_and_no_session_ends_while_the_coordinator_is_away(memory: TestBroker) -> None:
+def test_no_member_joins_and_no_session_ends_while_the_coordinator_is_away(memory: TestBroker) -> None:
     first = Reader(memory, "t", session_timeout_ms=10_000)
     settle(first)
     memory.coordinator_away(30)

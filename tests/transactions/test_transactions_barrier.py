@@ -133,7 +133,7 @@ def test_a_barrier_is_passed_once_and_a_second_try_is_left_to_the_check(connect:
     assert asked(connect, tx.transaction_id) is COMMIT
 
 
-def test_whoever_is_first_wins_when_local_transactions_and_checks_race(database: TestDatabase, simple: Connect) -> None:
+def test_the_first_one_wins_when_local_transactions_and_checks_race(database: TestDatabase, simple: Connect) -> None:
     ids = [new_id() for _ in range(40)]
     together = threading.Barrier(2)
     refused: list[str] = []

@@ -152,7 +152,7 @@ def test_a_dead_group_costs_one_question_for_all_its_halves_and_delays_no_other(
     assert room.scheduler.unasked({0: room.partition}) == {}
 
 
-def test_a_group_of_which_the_brokers_do_not_say_whether_it_lives_is_counted_until_what_waits_is_decided() -> None:
+def test_a_group_with_unknown_liveness_is_counted_until_its_transactions_are_decided() -> None:
     room = Room()
     half = room.half(0.0, group="shop")
     room.asking.hindrances["shop"] = NO_ANSWER.format("shop")

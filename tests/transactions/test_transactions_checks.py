@@ -57,7 +57,7 @@ def test_a_hung_call_costs_its_slot_until_the_limit_and_then_nothing(
     wait_until(lambda: late == ["returned"], 20)
 
 
-def test_so_many_hung_calls_are_replaced_and_no_more(slots: BulkheadPool, caplog: pytest.LogCaptureFixture) -> None:
+def test_hung_calls_are_replaced_up_to_their_limit(slots: BulkheadPool, caplog: pytest.LogCaptureFixture) -> None:
     let_go, ran = threading.Event(), threading.Event()
     for n in range(3):
         slots.submit(f"hanging {n}", lambda: waits(let_go))

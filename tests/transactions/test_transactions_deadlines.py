@@ -341,7 +341,7 @@ def test_a_send_that_is_interrupted_behind_its_store_gives_its_room_back_once(st
     producer.stop()
 
 
-def test_an_event_loop_that_closes_as_a_message_ends_keeps_nobody_else_from_hearing_of_it(
+def test_an_event_loop_that_closes_as_a_message_ends_blocks_no_other_callback(
     store: MuteStore,
 ) -> None:
     producer = TransactionalProducer("orders", store=store).start()

@@ -42,7 +42,7 @@ def test_a_target_without_a_leader_delays_no_other_target(
     assert values(bench, dead) == Counter(b"waits %d" % number for number in range(3))
 
 
-def test_a_missing_discard_topic_stops_nobody(bench: Bench) -> None:
+def test_a_missing_discard_topic_stops_no_other_transaction(bench: Bench) -> None:
     producer = bench.producer(check=lambda _: TransactionState.UNKNOWN)
     coordinator = bench.coordinator(check_max=1)
     bench.admin.delete_topics([bench.topics.discarded])[bench.topics.discarded].result(30)

@@ -32,7 +32,7 @@ def test_another_topic_is_seen_by_its_id_though_its_end_is_past_the_position(log
 
 
 @pytest.mark.parametrize("log", [HALF, OP, DONE])
-def test_the_position_of_a_topic_that_was_deleted_is_gone_and_its_id_stands_beside_the_others(log: str) -> None:
+def test_the_position_of_a_deleted_topic_is_gone_and_its_id_is_committed_with_the_others(log: str) -> None:
     committed = logs(IDS, **{log: Committed(None, 0, 9, {})})
 
     assert fates_of(committed, {**IDS, log: "other"})[log] is Fate.REPLACED
@@ -45,7 +45,7 @@ def test_without_ids_the_bounds_tell(log: str) -> None:
     assert fates_of(logs({}, **{log: Committed(5, 7, 9, {})}), IDS)[log] is Fate.CUT
 
 
-def test_ids_stand_beside_names_of_producers() -> None:
+def test_ids_are_committed_with_names_of_producers() -> None:
     text = encode_ids(IDS)
 
     assert decode_ids(f"store.coordinator.x.a store.coordinator.x.b {text}") == IDS

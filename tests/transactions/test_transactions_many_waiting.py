@@ -24,7 +24,7 @@ SMALL = 10_000
 
 @pytest.mark.thorough
 @pytest.mark.timeout(120)
-def test_each_of_many_delayed_messages_takes_no_more_memory_than_is_stated() -> None:
+def test_each_of_many_delayed_messages_stays_within_the_stated_memory() -> None:
     count = 30_000
     with child("waiting_partition.py", f"{count}", f"{BUDGET}") as process:
         waiting, before, after = map(int, line_of(process).split())

@@ -63,7 +63,7 @@ def test_a_discarded_transaction_of_several_that_comes_back_before_its_discard_i
     assert (again.verdict, [half.value for half in again.halves]) == (Verdict.COMMIT, [b"1", b"2"])
 
 
-def test_an_incomplete_transaction_is_rolled_back_and_nobody_is_asked_about_it(
+def test_an_incomplete_transaction_is_rolled_back_without_a_check(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     policy = partial(CheckPolicy, incomplete_s=0.5)

@@ -54,7 +54,7 @@ def test_decisions_of_many_transactions_share_op_records_and_keep_their_order(be
 
 
 @pytest.mark.parametrize("error", [RuntimeError("a mistake of the user's"), CancelledError()], ids=type)
-def test_a_callback_hears_of_the_end_and_what_it_raises_harms_nobody(bench: Bench, error: BaseException) -> None:
+def test_a_callback_gets_the_end_and_its_exception_does_no_harm(bench: Bench, error: BaseException) -> None:
     producer = bench.producer()
     heard: list[TransactionResult] = []
 

@@ -151,7 +151,7 @@ def status_log(sent: Sent) -> StatusLog:
     return StatusLog(context.topics.status, CoordinatorSends(context, sent))  # type: ignore[arg-type] # what is used of it
 
 
-def test_a_status_that_could_not_be_written_is_tried_again_and_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_status_that_could_not_be_written_is_tried_again_and_does_no_harm(caplog: pytest.LogCaptureFixture) -> None:
     sent = Sent()
     log = status_log(sent)
 
@@ -199,7 +199,7 @@ def test_what_is_decided_waits_for_its_target_or_for_what_halts_the_owner_of_its
     assert len(status.lines()) == 1
 
 
-def test_what_nobody_decided_waits_for_its_group_where_the_owner_of_its_partition_could_not_ask_it() -> None:
+def test_an_undecided_transaction_waits_for_its_group_if_its_owner_could_not_ask_it() -> None:
     halves = [Half(new_id(), group, "t", None, None, b"v", (), None) for group in ("shop", "bank")]
     undecided, other = (Pending(half, 0) for half in halves)
     why = NO_PRODUCER.format("shop")

@@ -151,7 +151,7 @@ def test_a_broker_that_fails_ten_times_loses_and_doubles_nothing_of_stores(
 
 @pytest.mark.chaos
 @pytest.mark.timeout(600)
-def test_a_target_that_is_deleted_and_made_again_under_load_doubles_nothing_and_holds_nobody(tmp_path: Path) -> None:
+def test_a_target_that_is_deleted_and_made_again_under_load_doubles_nothing_and_blocks_nothing(tmp_path: Path) -> None:
     with DevBroker(config=STEADY) as broker, loads(broker, tmp_path, BACK_S) as made:
         admin = clients.admin(broker.bootstrap_servers, {})
         for _ in range(4):

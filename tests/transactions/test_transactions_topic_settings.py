@@ -89,7 +89,7 @@ def test_a_coordinator_refuses_what_would_lose_transactions_with_the_command_tha
     assert command in str(refused.value)
 
 
-def test_settings_that_may_not_be_read_keep_nobody_from_starting(caplog: pytest.LogCaptureFixture) -> None:
+def test_settings_that_may_not_be_read_do_not_prevent_the_start(caplog: pytest.LogCaptureFixture) -> None:
     checked(Admin(KafkaError.TOPIC_AUTHORIZATION_FAILED))
 
     said = [record for record in caplog.records if "it is not known whether topic store." in record.getMessage()]

@@ -93,7 +93,7 @@ def test_a_topic_that_may_be_seen_since_a_moment_ago_is_neither_absent_nor_to_be
 
 
 @pytest.mark.parametrize("code", [KafkaError._TIMED_OUT, KafkaError.UNKNOWN])
-def test_a_topic_of_which_no_broker_says_anything_is_not_called_absent(code: int) -> None:
+def test_a_topic_without_an_answer_of_the_brokers_is_not_called_absent(code: int) -> None:
     admin, silent = GrantedMeanwhile(), KafkaException(KafkaError(code))
     admin.describe_topics = lambda topics, **_: dict.fromkeys(topics.topic_names, answered(silent))  # type: ignore[method-assign]
 

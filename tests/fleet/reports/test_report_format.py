@@ -118,7 +118,7 @@ def test_no_texts_make_a_report_larger_than_its_limit(text: str, count: int) -> 
     assert decode_report(sender.key, value).group == text[:250]
 
 
-def test_keys_are_hashed_and_never_told() -> None:
+def test_keys_are_hashed_and_never_shown() -> None:
     described = {"partitions": [partition("orders", 1, key="a secret key")], "parked": []}
 
     value = encode_report(SENDER, described, {}, NUMBERS)

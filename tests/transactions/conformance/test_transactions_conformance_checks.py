@@ -127,7 +127,7 @@ def test_no_check_comes_before_the_immunity_ends_and_none_is_spent_on_it(store_b
     assert statistics.answered_checks == 2
 
 
-def test_a_group_that_is_down_longer_than_15_intervals_loses_nothing_delays_nobody_and_floods_no_log(
+def test_a_group_that_is_down_longer_than_15_intervals_loses_nothing_delays_no_other_and_floods_no_log(
     store_bench: StoreBench, caplog: pytest.LogCaptureFixture
 ) -> None:
     interval_s = 0.05
@@ -236,7 +236,7 @@ def test_a_discard_policy_that_is_a_function_decides_and_where_it_is_unsure_the_
 
 
 @BUT_SQL
-def test_a_discard_policy_that_hangs_delays_nobody(store_bench: StoreBench) -> None:
+def test_a_discard_policy_that_hangs_delays_no_other_transaction(store_bench: StoreBench) -> None:
     let_go, begun = threading.Event(), threading.Event()
 
     def policy(half: HalfMessage) -> TransactionState:

@@ -45,7 +45,7 @@ def delete(admin: AdminClient, topic: str) -> None:
 
 
 @EACH
-def test_a_target_that_refuses_everything_costs_the_others_no_more_than_a_moment(
+def test_a_target_that_refuses_everything_costs_the_others_only_a_moment(
     bench: StoreBench, new_topic: Made, admin: AdminClient
 ) -> None:
     sick, well = new_topic(), bench.topic
@@ -157,7 +157,7 @@ def test_the_messages_of_a_topic_that_takes_them_again_follow_in_their_order(
 
 @pytest.mark.thorough
 @EACH
-def test_targets_that_are_deleted_and_made_again_twice_lose_and_double_nothing_and_hold_nobody(
+def test_targets_that_are_deleted_and_made_again_twice_lose_double_and_block_nothing(
     bench: StoreBench, new_topic: Made, admin: AdminClient, broker: DevBroker
 ) -> None:
     target = new_topic(partitions=2)

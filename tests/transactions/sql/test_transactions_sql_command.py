@@ -86,7 +86,7 @@ def test_what_was_discarded_is_listed_and_shown_with_who_did_so_and_leaves_the_l
     assert "0 discarded messages" in left.out
 
 
-def test_a_decision_that_nobody_publishes_says_what_it_waits_for(sql_bench: SqlBench, tx: Command) -> None:
+def test_an_unpublished_decision_says_what_it_waits_for(sql_bench: SqlBench, tx: Command) -> None:
     identity = sql_bench.prepare(sql_bench.half()).halves[0].transaction_id
 
     place = ("--sql", sql_bench.database.url)

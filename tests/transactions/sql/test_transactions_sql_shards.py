@@ -89,7 +89,7 @@ def test_what_coordinators_show_adds_up_to_the_store(sql_bench: SqlBench) -> Non
 
 @pytest.mark.thorough
 @ONE_DATABASE
-def test_a_shard_whose_row_somebody_holds_keeps_nobody_from_the_others(sql_bench: SqlBench) -> None:
+def test_a_shard_with_a_locked_row_does_not_block_the_other_shards(sql_bench: SqlBench) -> None:
     sql_bench.shards = 4
     send(sql_bench, range(20))
     of_others = sql_bench.database.rows("SELECT count(*) FROM penstock_tx WHERE shard <> 0")[0][0]
