@@ -222,7 +222,7 @@ def _missteps(
     for call in sequence:
         position = positions[call.offset]
         if position > last + 1:
-            done = {one.offset for one in others if one.end is not None and one.end <= call.start}
+            done = {other.offset for other in others if other.end is not None and other.end <= call.start}
             skipped = [at_offset[one] for one in range(last + 1, position) if at_offset[one] not in done]
             if skipped:
                 yield f"{call} left {skipped[0]} out"

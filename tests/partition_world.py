@@ -338,7 +338,7 @@ class World:
 
     def drop(self) -> None:
         """Drop the payload of some transaction that is not being published."""
-        some = [one for one in self.state.pending.values() if one.dropped is None]
+        some = [value for value in self.state.pending.values() if value.dropped is None]
         if some:
             self.state.payloads.drop(self.chance.choice(some))
             self.happened["dropped"] += 1

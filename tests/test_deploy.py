@@ -66,7 +66,7 @@ def require_shown(text: str, shown: dict[str, frozenset[str]]) -> set[str]:
     promql_parser.parse(text)
     plain = re.sub(r'"[^"]*"', '""', text)
     metrics = set(re.findall(r"\b(?:penstock|messaging|process)_\w+(?=[{\[ )]|$)(?!\s*=)", plain))
-    labels = {name for one in shown.values() for name in one} | OF_PROMETHEUS
+    labels = {name for value in shown.values() for name in value} | OF_PROMETHEUS
     metrics -= labels
     assert metrics, text
     assert metrics <= set(shown) | OF_THE_PROCESS, text
@@ -186,7 +186,7 @@ def test_the_image_takes_the_versions_of_the_lock() -> None:
     assert [f"{version.name}==" for version in versions] == locked
     for python in ("3.11", "3.12", "3.13"):
         here = {"python_version": python, "python_full_version": f"{python}.9"}
-        taken = [one.name for one in versions if one.marker is None or one.marker.evaluate(here)]
+        taken = [version.name for version in versions if version.marker is None or version.marker.evaluate(here)]
         assert len(taken) == len(set(taken)), "pip takes no two versions of one package"
         assert set(taken) > {
             *("confluent-kafka", "starlette", "typer", "uvicorn", "uvloop"),

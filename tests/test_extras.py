@@ -69,7 +69,7 @@ print(found.handled, found.retried, found.dead_letters, found.commits > 0, app.e
 
 def run_alone(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run a program as if only penstock's dependencies were installed."""
-    names = {"penstock", *(re.split(r"[^\w-]", one)[0].replace("-", "_") for one in PROJECT["dependencies"])}
+    names = {"penstock", *(re.split(r"[^\w-]", text)[0].replace("-", "_") for text in PROJECT["dependencies"])}
     return subprocess.run(
         [sys.executable, "-c", f"NAMES = {names}\n{ALONE}\n{program}", *arguments],
         env={**os.environ, "PENSTOCK_WORKERS": "3"},
@@ -85,7 +85,7 @@ def test_the_package_and_the_module_have_one_version() -> None:
 
 
 def test_a_library_user_installs_four_packages() -> None:
-    names = {re.split(r"[^\w-]", one)[0] for one in PROJECT["dependencies"]}
+    names = {re.split(r"[^\w-]", text)[0] for text in PROJECT["dependencies"]}
 
     assert names == {"confluent-kafka", "sortedcontainers", "tenacity", "xxhash"}
 

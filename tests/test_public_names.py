@@ -120,9 +120,9 @@ def parts_of(node: ast.stmt, name: str) -> list[ast.stmt]:
         return []
     parts = [one for one in node.body if is_public(one)]
     if name in GIVEN:
-        return [one for one in parts if called(one) != "__init__"]
+        return [part for part in parts if called(part) != "__init__"]
     if name in ENGINES:
-        return [one for one in parts if called(one) == "__init__"]
+        return [part for part in parts if called(part) == "__init__"]
     return parts
 
 
@@ -165,7 +165,7 @@ def names_of_penstock(module: str) -> set[str]:
     found = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("penstock"):
-            found |= {one.asname or one.name for one in node.names}
+            found |= {name.asname or name.name for name in node.names}
     for statement in tree.body:
         if isinstance(statement, ast.ClassDef):
             found.add(statement.name)
@@ -199,4 +199,4 @@ def test_what_public_signatures_speak_of_can_be_imported_from_where_users_import
 
 @pytest.mark.parametrize("package", [penstock, transactions])
 def test_no_module_has_a_public_name_which_it_would_hide_once_it_is_imported(package: ModuleType) -> None:
-    assert not {one.name for one in pkgutil.iter_modules(package.__path__)} & set(package.__all__)
+    assert not {module.name for module in pkgutil.iter_modules(package.__path__)} & set(package.__all__)

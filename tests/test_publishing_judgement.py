@@ -26,7 +26,7 @@ def results(number: int, writer: str = "m0", call: str | None = None) -> list[Se
     return [Seen(key, number, part, writer, made_by) for part in range(parts_of(number))]
 
 
-ALL = [one for number in range(COUNT) for one in results(number)]
+ALL = [result for number in range(COUNT) for result in results(number)]
 BATCHES = [SeenBatch("m0", "batch", (1, 3)), SeenBatch("m0", "batch", (5, 7))]
 
 Change = Callable[[list[Seen]], object]
@@ -79,7 +79,7 @@ def test_what_its_producer_wrote_twice_may_have_results_twice_but_not_none() -> 
 
 def test_a_member_that_begins_again_from_a_commit_is_well_at_least_once() -> None:
     first = by_key(ALL)[b"k0"]
-    again = [one for number in (4, 6) for one in results(number, "m1")]
+    again = [result for number in (4, 6) for result in results(number, "m1")]
     other = by_key(ALL)[b"k1"]
 
     assert faults_of_at_least_once([*first, *again, *other], BATCHES, COUNT, KEYS) == []

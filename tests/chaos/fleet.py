@@ -133,7 +133,7 @@ class Member:
     @property
     def running_calls(self) -> list[Call]:
         """Its calls that have not ended."""
-        return [one for one in self.calls if one.end is None]
+        return [call for call in self.calls if call.end is None]
 
     @property
     def handled(self) -> int:
@@ -259,19 +259,19 @@ class Fleet:
     def committed(self) -> dict[int, int]:
         """Return the group's offset of each partition."""
         asked = [TopicPartition(self.topic, number) for number in range(self.partitions)]
-        return {one.partition: one.offset for one in self._observer.committed(asked, timeout=10)}
+        return {position.partition: position.offset for position in self._observer.committed(asked, timeout=10)}
 
     def partitions_wanted_back(self) -> bool:
         """Tell whether the broker means a member to have some partitions but not all."""
         members = self._admin.describe_consumer_groups([self.group])[self.group].result(20).members
         # The newer protocol tells what a member has and what it shall have apart.
-        meant = [len((one.target_assignment or one.assignment).topic_partitions) for one in members]
+        meant = [len((member.target_assignment or member.assignment).topic_partitions) for member in members]
         return any(0 < count < self.partitions for count in meant)
 
     def uses_newer_protocol(self) -> bool:
         """Tell whether the group's members speak KIP-848 with the broker."""
         groups = self._admin.list_consumer_groups().result(20).valid
-        return any(one.group_id == self.group and one.type == ConsumerGroupType.CONSUMER for one in groups)
+        return any(group.group_id == self.group and group.type == ConsumerGroupType.CONSUMER for group in groups)
 
     def wait_settled(self, timeout: float = 90.0) -> None:
         """Wait until the group has committed everything up to the end of the log."""

@@ -69,7 +69,7 @@ def look() -> None:
     """Write down what this member owns and what has happened to it."""
     now = running.statistics()
     counts = {
-        "owned": sorted(one.partition for one in now.partitions),
+        "owned": sorted(partition.partition for partition in now.partitions),
         "assigned": now.assigned,
         "revoked": now.revoked,
         "lost": now.lost,

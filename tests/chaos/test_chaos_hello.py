@@ -40,4 +40,4 @@ def test_hello_ends_each_time_while_busy_loops_run(busy_loops: list[subprocess.P
             0,
             ["shipping b'order 1' for b'alice'", "shipping b'order 3' for b'alice'"],
         ), f"run {number}: {ended.stderr}"
-    assert [one.poll() for one in busy_loops] == [None] * BUSY
+    assert [busy_loop.poll() for busy_loop in busy_loops] == [None] * BUSY

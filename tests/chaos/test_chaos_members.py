@@ -41,7 +41,7 @@ def test_ten_thousand_messages_survive_the_restart_of_each_member(
     # After a kill, messages that were done and not committed are done again. An orderly end leaves none.
     assert report.repeats < 1000
     assert end is Member.kill or report.repeats == 0
-    assert {-signal.SIGKILL if end is Member.kill else 0} == {one.process.returncode for one in group.members[:3]}
+    assert {-signal.SIGKILL if end is Member.kill else 0} == {member.process.returncode for member in group.members[:3]}
 
 
 @both_protocols

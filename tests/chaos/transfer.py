@@ -151,7 +151,7 @@ def has_open_transaction(bootstrap_servers: str, topic: str) -> bool:
     numbers = admin.list_topics(topic, timeout=ANSWER_S).topics[topic].partitions
     asked = {TopicPartition(topic, number): OffsetSpec.latest() for number in numbers}
     ends = [
-        [one.result(ANSWER_S).offset for one in admin.list_offsets(asked, isolation_level=level).values()]
+        [value.result(ANSWER_S).offset for value in admin.list_offsets(asked, isolation_level=level).values()]
         for level in (IsolationLevel.READ_COMMITTED, IsolationLevel.READ_UNCOMMITTED)
     ]
     return ends[0] != ends[1]

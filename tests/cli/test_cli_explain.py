@@ -137,7 +137,7 @@ def test_an_answer_that_cannot_be_said_leaves_the_app_running(caplog: pytest.Log
 
     assert answers == again == [explain_server.Answer(os.getpid(), None)]
     assert "got no answer from this process" in caplog.text
-    assert not [one for one in threading.enumerate() if one.name == "penstock-explain"]
+    assert not [thread for thread in threading.enumerate() if thread.name == "penstock-explain"]
 
 
 def test_a_broker_that_is_away_is_named_within_10_seconds() -> None:

@@ -93,15 +93,15 @@ def test_the_test_that_the_readme_shows_passes_for_a_handler_that_fails_and_not_
 def test_files_that_the_docs_name_exist(page: Path) -> None:
     text = page.read_text()
 
-    links = [one for one in re.findall(r"\]\(([^)#]+)[^)]*\)", text) if not one.startswith("http")]
+    links = [match for match in re.findall(r"\]\(([^)#]+)[^)]*\)", text) if not match.startswith("http")]
     programs = re.findall(r"`(?:examples/)?([a-z_]+\.py)`", text)
 
     assert links or page.name != "README.md"
-    assert [one for one in links if not (page.parent / one).exists()] == []
-    known = {one.name for one in (ROOT / "examples").iterdir()}
+    assert [link for link in links if not (page.parent / link).exists()] == []
+    known = {path.name for path in (ROOT / "examples").iterdir()}
     if page.name == "architecture.md":
-        known |= {one.name for one in (ROOT / "src" / "penstock").rglob("*.py")}
-    assert [one for one in programs if one not in known] == []
+        known |= {path.name for path in (ROOT / "src" / "penstock").rglob("*.py")}
+    assert [program for program in programs if program not in known] == []
 
 
 def test_the_places_that_the_architecture_names_exist() -> None:

@@ -78,9 +78,9 @@ def shop(broker: DevBroker, topic_numbers: Iterator[int]) -> Iterator[Shop]:
                     raise ValueError("no good")
 
             members[instance] = parts.enter_context(app.start())
-        for one in members.values():
-            assert one._listener is not None
-            assert one._listener.is_listening.wait(60)
+        for member in members.values():
+            assert member._listener is not None
+            assert member._listener.is_listening.wait(60)
         at, given = Address("127.0.0.1", 0), {"token": TOKEN, "commands": commands}
         page = parts.enter_context(Dashboard(broker.bootstrap_servers, at, topic=reports.topic, **given))
         address = f"http://{page.address}"

@@ -106,9 +106,9 @@ def test_an_app_starts_and_works_with_the_rights_that_check_printed(
     assert "can grant it with the commands above" in before.err
     assert (allowed.code, after.code) == (0, 0), allowed.err + after.err
     assert answer.outcome.value == "done"
-    states = Counter(one["state"] for one in json.loads(after.out)["rights"])
+    states = Counter(entry["state"] for entry in json.loads(after.out)["rights"])
     assert states == {"ok": 9, "unknown": 1}  # that on transactional ids
-    assert {one["partitions"] for one in json.loads(after.out)["topics"]} == {1, 2}
+    assert {entry["partitions"] for entry in json.loads(after.out)["topics"]} == {1, 2}
     assert PASSWORD not in before.out + allowed.out + after.out
     assert {"name": "config['sasl.password']", "value": "***", "origin": "the code"} in found["settings"]
 

@@ -102,9 +102,9 @@ def _count(consumer: WorkedConsumer) -> dict[Assignment, Count]:
 
 def _count_unpublished(consumer: WorkedConsumer, counts: dict[Assignment, Count]) -> None:
     """Count what left its lane, and whose results are not written. What is to be written elsewhere is parked."""
-    for one in dict.fromkeys(consumer.engine.outbox.submissions()):
-        if one.lane is not None:
-            for fetch, index, _ in one.items:
+    for submission in dict.fromkeys(consumer.engine.outbox.submissions()):
+        if submission.lane is not None:
+            for fetch, index, _ in submission.items:
                 if not fetch.block.done[index]:
                     counts.setdefault(fetch.assignment, Count()).least += 1
 

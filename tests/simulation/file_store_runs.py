@@ -71,9 +71,9 @@ class Model:
             self.rows.setdefault(change.halves[0].transaction_id, Row(change.halves))
             return
         if isinstance(change, Settled):
-            for one in change.transaction_ids:
-                self.rows.pop(one, None)
-                self.decided = [other for other in self.decided if other != one]
+            for transaction_id in change.transaction_ids:
+                self.rows.pop(transaction_id, None)
+                self.decided = [other for other in self.decided if other != transaction_id]
             return
         row = self.rows.get(change.transaction_id)
         if row is None or row.verdict is not None or row.halves[0].group != change.group:
@@ -103,7 +103,7 @@ def state_of(store: OpenStore) -> tuple[object, ...]:
     assert all(store.table.find(id_bytes(one.transaction_id)) == one.offset for one in parked)
     rows = [(tuple(one.halves), one.verdict, one.check_count, _tick(store, one)) for one in stored]
     decided = sorted((one for one in stored if one.verdict is not None), key=lambda one: one.decided)
-    return rows, [one.transaction_id for one in decided]
+    return rows, [decision.transaction_id for decision in decided]
 
 
 def _tick(store: OpenStore, stored: StoredTransaction) -> int:
@@ -204,7 +204,7 @@ class Run:
         for _ in range(batches):
             self.clock += self.chance.randrange(5_000)
             # No caller decides or settles an unacknowledged half.
-            known = [one for one in self.ids if one in self.model.rows or self.chance.random() < 0.1]
+            known = [tx for tx in self.ids if tx in self.model.rows or self.chance.random() < 0.1]
             self.commit([self.change(known, place) for place in range(self.chance.choice((1, 1, 2, 5)))])
             if self.chance.random() < 0.2:
                 self.stop()
@@ -256,7 +256,7 @@ class Run:
         """Choose a change among transactions, for a place in a batch; some must be refused."""
         chance = self.chance
         if not ids or chance.random() < 0.45:
-            repeated = [one for one in ids if (row := self.model.rows.get(one)) is not None and row.verdict is None]
+            repeated = [tx for tx in ids if (row := self.model.rows.get(tx)) is not None and row.verdict is None]
             again = repeated and place == 0 and chance.random() < 0.1
             transaction_id = chance.choice(repeated) if again else self.new_id()
             self.ids.append(transaction_id)
@@ -265,7 +265,7 @@ class Run:
         transaction_id = ids[-1 - min(int(chance.expovariate(0.3)), len(ids) - 1)]
         row = self.model.rows.get(transaction_id)
         if row is not None and row.verdict is not None and chance.random() < 0.7:
-            done = [one for one in self.model.decided if one == transaction_id or chance.random() < 0.5]
+            done = [decision for decision in self.model.decided if decision == transaction_id or chance.random() < 0.5]
             return Settled(tuple(done))
         group = row.halves[0].group if row is not None and chance.random() < 0.95 else chance.choice(GROUPS)
         number = (row.checks if row is not None else 0) + chance.choice((1, 1, 1, 0, 2))

@@ -247,7 +247,7 @@ class Instance:
     def fail(self, worker: SteppedWorker, error: BaseException, done: Sequence[Message] = ()) -> None:
         """Let a call fail; of a batch some messages may be done all the same."""
         self._checker.done(done)
-        self._end(worker, Failed(error), [one for one in self.calls[worker].messages if one not in done])
+        self._end(worker, Failed(error), [message for message in self.calls[worker].messages if message not in done])
 
     def put_off(self, worker: SteppedWorker, timeout: float | None) -> None:
         """Let a call end with a completion that is put off, and fails by itself after so many seconds."""

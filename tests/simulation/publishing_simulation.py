@@ -252,7 +252,7 @@ class PublishingSimulation(Simulation):
         return self.app.name, member, member.generation
 
     def _await_stable(self, instance: Instance, partitions: Sequence[TopicPartition], timeout: float) -> None:
-        places = [(one.topic, one.partition) for one in partitions]
+        places = [(partition.topic, partition.partition) for partition in partitions]
         end = self.clock.monotonic() + timeout
         if instance.state is State.CUT_OFF:
             # It asks until it is answered.
@@ -267,7 +267,7 @@ class PublishingSimulation(Simulation):
 
     def _stable_offsets(self, network: Network, group: str, partitions: list[TopicPartition]) -> list[TopicPartition]:
         end = self.clock.monotonic() + 10.0
-        places = [(one.topic, one.partition) for one in partitions]
+        places = [(partition.topic, partition.partition) for partition in partitions]
         if (error := network.ask("stable", lambda: None, 10.0)) is not None:
             raise KafkaException(error)
         while not self.transactions.is_stable(group, places):
@@ -303,7 +303,7 @@ class PublishingSimulation(Simulation):
             if instance in self._publishing or instance.state in (State.FROZEN, State.GONE):
                 break
             calls = self._calls.get(instance, ())
-            if not instance.polling and not any(one.is_called for one in calls):
+            if not instance.polling and not any(call.is_called for call in calls):
                 # The poll thread comes by far more often than such a call ends.
                 self.poll(instance)
             has_called |= self._call(instance)

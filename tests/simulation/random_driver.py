@@ -133,7 +133,7 @@ class RandomDriver:
 
     def _on_one(self, do: Callable[[Instance], None]) -> None:
         # Not inside a rebalance callback of the same instance: a process cannot do two things on one thread.
-        able = [one for one in self._simulation.instances if not one.polling]
+        able = [instance for instance in self._simulation.instances if not instance.polling]
         if able:
             do(self._chance.choice(able))
 

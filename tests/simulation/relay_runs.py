@@ -224,7 +224,7 @@ class Run:
         )
         assert Counter(self.kafka.visible) == wanted, "I7: published once iff committed"
         undecided = set(self.halves) - set(self.first)
-        left = {one.transaction_id for one in self.pending()} - self.store.published_ids
+        left = {transaction.transaction_id for transaction in self.pending()} - self.store.published_ids
         assert left == undecided | {name for name in self.first if self.stands_behind(name)}, (
             "what is left is undecided"
         )
@@ -251,7 +251,7 @@ class Run:
         half = self.halves[name]
         if half.order_key is None or self.first[name] is not Verdict.COMMIT:
             return False
-        earlier = [one for one in self.halves.values() if one.order_key == half.order_key]
+        earlier = [value for value in self.halves.values() if value.order_key == half.order_key]
         return any(one.transaction_id not in self.first for one in earlier[: earlier.index(half)])
 
 

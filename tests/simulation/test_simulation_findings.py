@@ -42,7 +42,7 @@ def test_a_partition_that_is_lost_while_it_is_paused_is_read_again_when_it_comes
     simulation.poll(instance)
     simulation.advance(1)
     simulation.poll(instance)
-    assert [one.paused for one in instance.consumer.statistics().partitions] == ["in-flight limit"]
+    assert [partition.paused for partition in instance.consumer.statistics().partitions] == ["in-flight limit"]
 
     simulation.hold(instance, State.FROZEN)
     simulation.advance(60)
@@ -81,7 +81,7 @@ def test_a_partition_that_comes_while_the_bytes_are_full_brings_a_message_and_no
     for _ in range(2):
         simulation.poll(first)
         simulation.advance(1)
-    full = sum(one.bytes_in_flight for one in first.consumer.statistics().partitions)
+    full = sum(partition.bytes_in_flight for partition in first.consumer.statistics().partitions)
     assert ONE_MESSAGE <= full <= 3 * ONE_MESSAGE
 
     simulation.kill(second)
@@ -91,6 +91,6 @@ def test_a_partition_that_comes_while_the_bytes_are_full_brings_a_message_and_no
         simulation.advance(1)
 
     partitions = first.consumer.statistics().partitions
-    assert [one.paused for one in partitions] == ["byte limit", "byte limit"]
-    assert sum(one.bytes_in_flight for one in partitions) == full + ONE_MESSAGE
+    assert [partition.paused for partition in partitions] == ["byte limit", "byte limit"]
+    assert sum(partition.bytes_in_flight for partition in partitions) == full + ONE_MESSAGE
     simulation.settle()

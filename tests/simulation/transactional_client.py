@@ -246,7 +246,7 @@ class MemoryTransactionalProducer:
         """Add positions of a group. The time-out is ignored, as by the library (librdkafka#5456)."""
         self._require_well()
         group, member, generation = metadata
-        points = [(one.topic, one.partition, one.offset, one.metadata) for one in positions]
+        points = [(position.topic, position.partition, position.offset, position.metadata) for position in positions]
         request = CommitRequest(group, member, generation, points)
         execute = partial(self._broker.add_positions, self._name, self._epoch, request)
         if (error := self._network.ask("positions", execute, float("inf"))) is not None:

@@ -114,7 +114,7 @@ def simulation_of(seed: int) -> tuple[Simulation, RandomDriver]:
     app = app_of(chance, None if seed % 3 else "shared")
     settings, partitions = settings_of(chance), chance.choice((1, 2, 3))
     # An `async def` cancels itself, on an event loop that is none here.
-    hangs = seed % 4 == 1 and all(one.kind is Kind.THREAD for one in app.handlers.values())
+    hangs = seed % 4 == 1 and all(value.kind is Kind.THREAD for value in app.handlers.values())
     # With few workers the first that is abandoned ends the instance.
     settings = replace(settings, time_limit=TIME_LIMIT_S, workers=6) if hangs else settings
     simulation = Simulation(app, seed, settings=settings, partitions=partitions)

@@ -99,7 +99,7 @@ class IcebergLake(Lake):
 
     def maintain(self) -> None:
         with self.table() as table:
-            former = {one.snapshot_id for one in table.snapshots()} - {table.metadata.current_snapshot_id}
+            former = {snapshot.snapshot_id for snapshot in table.snapshots()} - {table.metadata.current_snapshot_id}
             table.maintenance.expire_snapshots().by_ids(list(former)).commit()
 
 

@@ -51,7 +51,7 @@ def test_a_ledger_is_found_behind_other_writers_and_when_its_snapshot_has_expire
         lake.append(FOREIGN)
     lake.maintain()
     with lake.table() as table:
-        assert [one.summary.get("penstock.ledger") for one in table.snapshots() if one.summary] == [None]
+        assert [snapshot.summary.get("penstock.ledger") for snapshot in table.snapshots() if snapshot.summary] == [None]
 
     sink(batch(0, "again"), 0)
     sink(batch(1, "again"), 1)

@@ -106,20 +106,20 @@ class Client:
             self.client.subscribe([self.topic], on_assign=self._assign, on_revoke=self._revoke, on_lost=self._lost)
 
     def _on_commit(self, error: KafkaError | None, points: list[TopicPartition]) -> None:
-        self.answers.append((error and error.name(), [one.error and one.error.name() for one in points]))
+        self.answers.append((error and error.name(), [point.error and point.error.name() for point in points]))
 
     def _assign(self, _client: object, partitions: list[TopicPartition]) -> None:
         if partitions:
-            self.events.append(("assign", tuple(sorted(one.partition for one in partitions))))
+            self.events.append(("assign", tuple(sorted(partition.partition for partition in partitions))))
         self.client.incremental_assign(self.client.committed(partitions, timeout=20) if partitions else [])
 
     def _revoke(self, _client: object, partitions: list[TopicPartition]) -> None:
-        self.events.append(("revoke", tuple(sorted(one.partition for one in partitions))))
+        self.events.append(("revoke", tuple(sorted(partition.partition for partition in partitions))))
         self.on_revoke()
         self.client.incremental_unassign(partitions)
 
     def _lost(self, _client: object, partitions: list[TopicPartition]) -> None:
-        self.events.append(("lost", tuple(sorted(one.partition for one in partitions))))
+        self.events.append(("lost", tuple(sorted(partition.partition for partition in partitions))))
         self.client.incremental_unassign(partitions)
 
     def _poll(self) -> Message | None:

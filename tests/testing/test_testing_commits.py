@@ -57,7 +57,7 @@ def test_a_commit_goes_wrong_on_demand(
 
     assert (at_once, reader.heard) == heard
     assert (answer, took) == waited_for
-    assert [one.offset for one in memory.commit_log("g")] == log
+    assert [record.offset for record in memory.commit_log("g")] == log
     assert memory.faults.happened
 
 
@@ -73,7 +73,7 @@ def test_a_late_commit_meets_the_generation_of_its_arrival() -> None:
     settle(reader)
 
     assert reader.heard == ["ILLEGAL_GENERATION", None]
-    assert [one.offset for one in memory.commit_log("g")] == [2]
+    assert [record.offset for record in memory.commit_log("g")] == [2]
 
 
 def test_faults_by_chance_follow_the_seed_and_end() -> None:

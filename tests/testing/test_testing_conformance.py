@@ -129,7 +129,7 @@ def offsets_outside_of_the_log(world: World) -> Seen:
         else:
             client.until(lambda client=client: bool(client.events))  # type: ignore[misc] # bound now
             seen += client.idle(20)
-        seen += [reset, client.position(), client.committed(), [one for one in client.errors if one[2] == 0]]
+        seen += [reset, client.position(), client.committed(), [error for error in client.errors if error[2] == 0]]
         client.client.close()
     return seen
 

@@ -124,5 +124,5 @@ def test_no_member_joins_and_no_session_ends_while_the_coordinator_is_away(memor
     settle(first, second)
 
     assert first.heard == [None]
-    assert [(one.offset, one.generation) for one in memory.commit_log("g")] == [(3, 1), (4, 1)]
+    assert [(record.offset, record.generation) for record in memory.commit_log("g")] == [(3, 1), (4, 1)]
     assert len(_share(memory, second)) == 2

@@ -46,7 +46,7 @@ def test_a_commit_that_raised_though_it_took_hold_is_published_and_one_that_did_
             order(value, commit=commit)
     bench.settled(bench.coordinator(), committed=1, rolled_back=1)
 
-    assert [one.result.state for one in results] == [TransactionState.UNKNOWN] * 2
+    assert [result.result.state for result in results] == [TransactionState.UNKNOWN] * 2
     assert [value for _, value in bench.visible()] == [b"took hold"]
 
 

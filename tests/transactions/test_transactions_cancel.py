@@ -20,7 +20,7 @@ def test_a_waiter_for_the_publication_of_a_cancelled_message_is_notified(bench: 
     producer = bench.producer(publish_timeout=120.0)
     future = producer.submit(bench.topic, value=b"later", deliver_at=FAR_S, wait="published")
     with KafkaAdministration(bench.servers, bench.topics.prefix) as store:
-        wait_until(lambda: [one for one in store.pending() if one.decided is not None])
+        wait_until(lambda: [transaction for transaction in store.pending() if transaction.decided is not None])
 
         assert store.decide(future.transaction_id, Verdict.ROLLBACK, "me", timeout_s=30.0) == ""
 

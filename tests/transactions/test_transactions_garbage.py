@@ -46,9 +46,9 @@ def garbage(bench: Bench, seed: int) -> Iterator[None]:
     topics = bench.topics
     kinds = [
         # No half may reach the target, so its transaction is never the last thing that a header changes.
-        (topics.half, [encode_half(one._replace(headers=())) for one in halves()]),
-        (topics.check, [encode_check_request(CheckRequest(one, 1, 7, 3)) for one in halves()]),
-        (topics.discarded, [encode_discarded(one, "checks exhausted", 15) for one in halves()]),
+        (topics.half, [encode_half(half._replace(headers=())) for half in halves()]),
+        (topics.check, [encode_check_request(CheckRequest(half, 1, 7, 3)) for half in halves()]),
+        (topics.discarded, [encode_discarded(half, "checks exhausted", 15) for half in halves()]),
     ]
     for _ in range(GARBAGE):
         number = chance.randrange(topics.partitions)
@@ -105,7 +105,7 @@ def test_a_coordinator_starts_on_logs_full_of_garbage_and_counts_it(
     for _ in noise:
         pass
     with KafkaAdministration(bench.servers, bench.topics.prefix) as store:
-        listed = [one.transaction_id for one in store.pending()]
+        listed = [transaction.transaction_id for transaction in store.pending()]
         assert len(store.discarded()) < GARBAGE
 
     for restart in range(2):

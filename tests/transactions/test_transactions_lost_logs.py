@@ -184,7 +184,7 @@ def test_an_operators_list_does_not_read_past_a_recreated_log(
     with KafkaAdministration(bench.servers, bench.topics.prefix) as hands:
         pending = hands.pending()
 
-    assert [one.topics for one in pending] == [(bench.topic,)]
+    assert [transaction.topics for transaction in pending] == [(bench.topic,)]
     assert f"{topic}:0 was deleted and made again" in caplog.text
 
 

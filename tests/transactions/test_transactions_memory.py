@@ -143,4 +143,4 @@ def test_a_list_of_what_is_pending_has_one_payload_and_nothing_that_coordinators
 
     pending = partition.state.pending
     assert {name: one.half.value for name, one in pending.items() if one.half.value} == {asked_for: b"v" * 1_000}
-    assert [one.verdict for one in pending.values()] == [Verdict.COMMIT, Verdict.COMMIT, None]
+    assert [value.verdict for value in pending.values()] == [Verdict.COMMIT, Verdict.COMMIT, None]

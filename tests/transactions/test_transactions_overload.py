@@ -21,8 +21,8 @@ HELD = 25_000
 def test_a_backlog_waits_in_the_logs_and_not_in_the_memory(bench: Bench) -> None:
     producer = bench.producer(max_in_flight=2_000)
     sent = [producer.submit(bench.topic, key=b"%d" % (number % 1_000), value=b"v") for number in range(BACKLOG)]
-    for one in sent:
-        one.result(60)
+    for future in sent:
+        future.result(60)
 
     coordinator = bench.coordinator(transaction_timeout=600)
     held = [0]
@@ -42,16 +42,16 @@ def test_a_backlog_waits_in_the_logs_and_not_in_the_memory(bench: Bench) -> None
 def test_a_producer_that_outruns_the_coordinator_is_paced_by_it(bench: Bench) -> None:
     coordinator, producer = bench.coordinator(transaction_timeout=600), bench.producer()
     pace = producer._core.store._watch.pace  # type: ignore[attr-defined] # the store is Kafka's
-    open_ones, sent, held, deadline = deque[Submission](), 0, 0, time.monotonic() + 120
+    futures, sent, held, deadline = deque[Submission](), 0, 0, time.monotonic() + 120
 
     while not held and time.monotonic() < deadline:
-        open_ones.append(producer.submit(bench.topic, key=b"%d" % (sent % 1_000), value=b"v"))
+        futures.append(producer.submit(bench.topic, key=b"%d" % (sent % 1_000), value=b"v"))
         sent += 1
         held = len(pace._held)
-        if len(open_ones) >= 64:
-            open_ones.popleft().result(60)
-    for one in open_ones:
-        one.result(60)
+        if len(futures) >= 64:
+            futures.popleft().result(60)
+    for future in futures:
+        future.result(60)
     bench.settled(coordinator, committed=sent)
 
     assert held, "an answer waited for the publication"

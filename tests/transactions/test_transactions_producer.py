@@ -97,8 +97,8 @@ def test_many_are_submitted_at_once_and_each_is_a_transaction_of_its_own(bench: 
 
     sent = producer.submit_many([Outgoing(bench.topic, b"%d" % number, key=b"k") for number in range(50)])
 
-    ids = [one.result(60).transaction_id for one in sent]
-    assert ids == [one.transaction_id for one in sent]
+    ids = [future.result(60).transaction_id for future in sent]
+    assert ids == [message.transaction_id for message in sent]
     assert len(set(ids)) == 50
     wait_until(lambda: len(bench.visible()) == 50, 60)
     assert [value for _, value in bench.visible()] == [b"%d" % number for number in range(50)]

@@ -114,7 +114,7 @@ def test_what_is_refused_stays_set_aside_when_its_topic_is_released_and_holds_wh
 
     assert set_aside.release("sick", lambda one: one is stuck) == [other]
 
-    assert [one.transaction_id for one in set_aside.fronts("sick")] == ["1"]
+    assert [front.transaction_id for front in set_aside.fronts("sick")] == ["1"]
     assert behind.held
     assert set_aside.remove(stuck) == [behind]
 

@@ -32,7 +32,7 @@ class Attempts:
         number = self.made
         step(f"step of attempt {number}")
         next(self._outcomes, well)()
-        return {one: recovered_at(number, 0) for one in partitions}
+        return {partition: recovered_at(number, 0) for partition in partitions}
 
 
 def well() -> None:

@@ -112,7 +112,7 @@ DEFECTS: list[tuple[Plant, str, Callable[[SinkUnderTest], None]]] = [
 
 
 @pytest.mark.parametrize(
-    ("plant", "name", "scenario"), [pytest.param(*one, id=f"{one[0].__name__}-{one[1]}") for one in DEFECTS]
+    ("plant", "name", "scenario"), [pytest.param(*defect, id=f"{defect[0].__name__}-{defect[1]}") for defect in DEFECTS]
 )
 def test_a_defect_of_a_ledger_is_found(
     new_sink: Callable[[str], SinkUnderTest],

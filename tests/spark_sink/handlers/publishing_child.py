@@ -76,7 +76,7 @@ def arm(plan: Plan) -> None:
                 return
             dying = {
                 "task": list,
-                "driver": lambda: [int(one) for one in (folder / "driver").read_text().split()],
+                "driver": lambda: [int(part) for part in (folder / "driver").read_text().split()],
                 "executor": lambda: [executor()],
             }[plan.kill]()
             for process in (*dying, os.getpid()):

@@ -48,8 +48,8 @@ class Query:
     def visible(self) -> dict[tuple[int, int], list[dict[str, Any]]]:
         """Return what readers of committed messages see of each message; by its partition, in its order."""
         found = defaultdict(list)
-        for one in read_all(self.broker.bootstrap_servers, self.target):
-            body = json.loads(one.value() or b"")
+        for message in read_all(self.broker.bootstrap_servers, self.target):
+            body = json.loads(message.value() or b"")
             found[body["partition"], body["offset"]].append(body)
         for partition in range(PARTITIONS):
             offsets = [offset for source, offset in found if source == partition]
@@ -61,9 +61,9 @@ class Query:
         found = self.visible()
         assert found.keys() == {(partition, offset) for partition in range(PARTITIONS) for offset in range(MESSAGES)}
         for results in found.values():
-            assert [one["place"] for one in results] == list(range(RESULTS))
-            assert len({one["call"] for one in results}) == 1
-        return {one["run"] for results in found.values() for one in results}
+            assert [result["place"] for result in results] == list(range(RESULTS))
+            assert len({result["call"] for result in results}) == 1
+        return {result["run"] for results in found.values() for result in results}
 
 
 @pytest.fixture

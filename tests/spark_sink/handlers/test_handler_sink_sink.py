@@ -58,7 +58,7 @@ NAMED = {"name": "invoices", "bootstrap_servers": "there:1"}
     ],
 )
 def test_a_wrong_option_is_named(options: dict[str, Any], sentence: str) -> None:
-    of_sink = {name: value for name, value in options.items() if name in {one.name for one in fields(HandlerSink)}}
+    of_sink = {name: value for name, value in options.items() if name in {field.name for field in fields(HandlerSink)}}
     of_handler = {name: value for name, value in options.items() if name not in of_sink}
 
     with pytest.raises(ConfigurationError, match=sentence):

@@ -46,7 +46,7 @@ def test_a_key_with_a_fifth_of_all_keeps_its_order_through_failures_and_a_stop_i
     log.mkdir()
     recorded = Recorded()
     # The second batch is the one that is stopped: a third of partition 0 is in each.
-    hold_at = sum(one.partition() == 0 for one in read_all(broker.bootstrap_servers, topic)) // 2
+    hold_at = sum(message.partition() == 0 for message in read_all(broker.bootstrap_servers, topic)) // 2
     work = logging_handler(log, fails_once=50, hold_at=hold_at)
     sink = HandlerSink(
         {topic: handler(work, retry=retry(3, wait=lambda _: 0.05))},
@@ -75,7 +75,7 @@ def test_a_key_with_a_fifth_of_all_keeps_its_order_through_failures_and_a_stop_i
         return query if query.isActive else None
 
     wait_until(held, timeout=SPARK_S).stop()
-    begun, committed = ({one.name for one in (checkpoint / name).glob("[0-9]*")} for name in ("offsets", "commits"))
+    begun, committed = ({path.name for path in (checkpoint / name).glob("[0-9]*")} for name in ("offsets", "commits"))
     # No task of the stopped batch runs any more, so repeated messages overlap with none (I1).
     killed = int((log / "held").read_text())
     wait_until(lambda: not Path(f"/proc/{killed}").exists())

@@ -106,7 +106,7 @@ class StoreBench(ABC):
 
     def pending(self) -> dict[str, PendingTransaction]:
         """Return what an operator sees of all that is not settled, by its id, in the order of their births."""
-        return {one.transaction_id: one for one in self.store.administration().pending()}  # type: ignore[attr-defined] # not in Kafka
+        return {transaction.transaction_id: transaction for transaction in self.store.administration().pending()}  # type: ignore[attr-defined] # not in Kafka
 
     def decide_as_operator(self, transaction_id: str, verdict: Verdict, why: str = "") -> None:
         """Decide as an operator does; raise `TransactionRefusedError` where another decision stands."""
@@ -300,7 +300,7 @@ class KafkaBench(StoreBench):
 
     def pending(self) -> dict[str, PendingTransaction]:
         with self.administration() as hands:
-            return {one.transaction_id: one for one in hands.pending()}
+            return {transaction.transaction_id: transaction for transaction in hands.pending()}
 
     def decide_as_operator(self, transaction_id: str, verdict: Verdict, why: str = "") -> None:
         with self.administration() as hands:

@@ -71,8 +71,8 @@ def test_messages_are_visible_in_the_order_of_their_decisions(store_bench: Store
     coordinator = store_bench.coordinator(**NO_CHECKS)
 
     prepared = [store_bench.prepare(store_bench.half(b"%d" % number, key=b"k")) for number in range(40)]
-    for one in reversed(prepared):
-        store_bench.decide(one, COMMIT)
+    for stored_half in reversed(prepared):
+        store_bench.decide(stored_half, COMMIT)
     settled(coordinator, committed=40)
 
     assert store_bench.seen() == [b"%d" % number for number in reversed(range(40))]

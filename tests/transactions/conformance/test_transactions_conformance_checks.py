@@ -145,7 +145,7 @@ def test_a_group_that_is_down_longer_than_15_intervals_loses_nothing_delays_no_o
     assert (waiting.answered_checks, waiting.pending) == (10, 1)
     assert 1 <= sum("no producer of" in line for line in caplog.messages) <= 2
     why = ["a producer of group away: none runs"]
-    wait_until(lambda: [one.waits_for for one in store_bench.pending().values()] == why)
+    wait_until(lambda: [value.waits_for for value in store_bench.pending().values()] == why)
     with store_bench.answering(lambda _: COMMIT, "away"):
         settled(coordinator, committed=11)
 

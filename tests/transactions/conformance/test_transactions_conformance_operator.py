@@ -24,12 +24,12 @@ def test_an_operator_sees_what_waits_and_for_what(store_bench: StoreBench) -> No
     shown = store_bench.pending()
     shown = {name: shown[name] for name in shown if name in {one.transaction_id for one in (undecided, held, late)}}
 
-    assert [one.decided for one in shown.values()] == [None, TransactionState.COMMIT, TransactionState.COMMIT]
-    assert [one.held_by for one in shown.values()] == [None, undecided.transaction_id, None]
-    assert [one.waits_for for one in shown.values()] == ["", "", "its time"]
-    assert {(one.group, one.topics) for one in shown.values()} == {("orders", (store_bench.topic,))}
-    assert [one.deliver_at_ms for one in shown.values()] == [None, None, 1 << 42]
-    assert all(0 <= one.age_s < 600 for one in shown.values())
+    assert [value.decided for value in shown.values()] == [None, TransactionState.COMMIT, TransactionState.COMMIT]
+    assert [value.held_by for value in shown.values()] == [None, undecided.transaction_id, None]
+    assert [value.waits_for for value in shown.values()] == ["", "", "its time"]
+    assert {(value.group, value.topics) for value in shown.values()} == {("orders", (store_bench.topic,))}
+    assert [value.deliver_at_ms for value in shown.values()] == [None, None, 1 << 42]
+    assert all(0 <= value.age_s < 600 for value in shown.values())
 
 
 def test_an_operator_decides_once(store_bench: StoreBench) -> None:

@@ -19,8 +19,8 @@ def test_what_was_submitted_is_stored_when_the_producer_has_stopped(store_bench:
     with TransactionalProducer("orders", store=store_bench.make_store()) as producer:
         sent = [producer.submit(store_bench.topic, value=b"%d" % number) for number in range(500)]
 
-    assert [one.done() for one in sent] == [True] * 500
-    assert {one.result(0).state for one in sent} == {TransactionState.COMMIT}
+    assert [future.done() for future in sent] == [True] * 500
+    assert {future.result(0).state for future in sent} == {TransactionState.COMMIT}
     statistics = producer.statistics()
     assert (statistics.committed, statistics.in_flight) == (500, 0)
     settled(store_bench.coordinator(**NO_CHECKS), committed=500)
@@ -41,7 +41,7 @@ def test_an_exception_that_leaves_the_producers_block_goes_on_and_what_was_submi
         fail()
 
     assert len(sent) == 50
-    assert {one.result(0).state for one in sent} == {TransactionState.COMMIT}
+    assert {future.result(0).state for future in sent} == {TransactionState.COMMIT}
 
 
 def test_a_stop_from_a_callback_does_not_wait_for_itself_and_a_second_one_waits_for_the_first(
@@ -63,7 +63,7 @@ def test_a_stop_from_a_callback_does_not_wait_for_itself_and_a_second_one_waits_
     producer.stop()
 
     assert refused.is_set()
-    assert {one.result(0).state for one in sent} == {TransactionState.COMMIT}
+    assert {future.result(0).state for future in sent} == {TransactionState.COMMIT}
     assert producer.statistics().in_flight == 0
 
 
@@ -98,7 +98,7 @@ def test_a_callback_that_submits_goes_on_until_the_stop_and_every_one_ends(store
     producer.stop()
 
     assert len(refused) == 1
-    assert {one.result(0).state for one in sent} == {TransactionState.COMMIT}
+    assert {future.result(0).state for future in sent} == {TransactionState.COMMIT}
 
 
 def test_a_waiter_for_a_publication_is_notified_at_the_stop(store_bench: StoreBench) -> None:

@@ -60,7 +60,7 @@ def test_a_target_that_refuses_everything_costs_the_others_only_a_moment(
         bench.send(COMMIT, bench.half(b"%d" % number, topic=well))
     counted(coordinator, committed=31, held=30)
     # What is so short takes not even the markers of transactions.
-    wait_until(lambda: any(sick in one.waits_for for one in bench.pending().values()))
+    wait_until(lambda: any(sick in value.waits_for for value in bench.pending().values()))
     assert set(bench.pending()) == set(refused)
     assert bench.seen(well) == [b"%d" % number for number in range(30)]
 
@@ -196,7 +196,7 @@ def test_targets_that_are_deleted_and_made_again_twice_lose_double_and_block_not
 
 def waiting_for_a_call(bench: StoreBench) -> list[str]:
     """Return what transactions wait for by what `penstock tx ls` shows, of those that wait for a call."""
-    return [one.waits_for for one in bench.pending().values() if one.waits_for.startswith("Kafka: ")]
+    return [value.waits_for for value in bench.pending().values() if value.waits_for.startswith("Kafka: ")]
 
 
 @pytest.mark.thorough

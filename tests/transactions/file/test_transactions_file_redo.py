@@ -188,7 +188,7 @@ def test_any_bytes_behind_good_frames_scan_to_the_frames_alone(
 
     found = scan(encode_header(header) + good + data, header)
 
-    assert [(one.kind, one.payload) for one in found.records] == [one for frame in frames for one in frame]
+    assert [(record.kind, record.payload) for record in found.records] == [one for frame in frames for one in frame]
     assert (found.end, found.sequence, found.stray) == (HEADER_BYTES + len(good), 7 + len(frames), None)
 
 

@@ -72,7 +72,7 @@ def test_a_look_at_what_is_pending_reads_no_file_while_others_wait(
 
         pending = store.administration().pending()
 
-    assert [one.transaction_id for one in pending] == ids
+    assert [transaction.transaction_id for transaction in pending] == ids
     assert locked == [False] * 3
 
 
@@ -89,7 +89,7 @@ def test_the_disk_it_takes_follows_what_is_pending(tmp_path: Path) -> None:
         (stored,) = pending_in(store)
         assert halves_of(store, stored) == list(old.halves)
         # Another process finds the halves at their new place.
-        assert [one.transaction_id for one in read_pending(tmp_path)] == [old.halves[0].transaction_id]
+        assert [transaction.transaction_id for transaction in read_pending(tmp_path)] == [old.halves[0].transaction_id]
 
     with store_of(tmp_path) as again:
         assert [halves_of(again, stored) for stored in pending_in(again)] == [list(old.halves)]

@@ -154,7 +154,7 @@ def test_the_statements_for_an_administrator_are_those_of_the_database(tx: Comma
 def test_what_cannot_be_is_said_and_no_file_is_made(
     tmp_path: Path, tx: Command, arguments: tuple[str, ...], code: int, message: str
 ) -> None:
-    given = [one.replace("FOLDER", str(tmp_path)).replace("ID", new_id()) for one in arguments]
+    given = [argument.replace("FOLDER", str(tmp_path)).replace("ID", new_id()) for argument in arguments]
 
     outcome = tx(*given)
 

@@ -52,8 +52,8 @@ def test_the_first_decision_wins_under_concurrent_updates(sql_bench: SqlBench) -
 
     def run(store: SqlStore, verdict: Verdict) -> None:
         together.wait(30)
-        for one in prepared:
-            decide(store, one, verdict)
+        for stored_half in prepared:
+            decide(store, stored_half, verdict)
 
     with ThreadPoolExecutor(2) as pool:
         for done in [pool.submit(run, sql_bench.sql_store, COMMIT), pool.submit(run, other, ROLLBACK)]:
@@ -159,9 +159,9 @@ def test_what_a_locked_database_has_not_taken_at_the_stop_is_reported_as_not_sto
     with locked(sql_bench.database):
         sent = [producer.submit(sql_bench.topic, value=b"%d" % number) for number in range(1000)]
         producer.stop(0.5)
-        for one in sent:
+        for future in sent:
             with pytest.raises(HalfNotStoredError, match="stopped"):
-                one.result(0)
+                future.result(0)
 
     # Also those that were being written are not stored when the database goes on.
     settled(sql_bench.coordinator(transaction_timeout=600.0), committed=1)
@@ -275,7 +275,7 @@ def test_what_waits_for_its_time_or_is_held_is_not_looked_at_each_time(sql_bench
         assert store.checks("orders").take(0) == []
 
         queries = [one for one in asked if "FROM penstock_tx" in one[0]]
-        plans = [plan_of(store.database.engine, *one) for one in queries]
+        plans = [plan_of(store.database.engine, *query) for query in queries]
     ready, checks = plans
     assert "penstock_tx_ready" in ready
     assert is_mysql or "publish_at_ms <" in ready or "publish_at_ms<" in ready
