@@ -51,7 +51,7 @@ class CanaryLog(logging.Handler):
             self._shown.append(f"{test}: {record.name} logs at {record.pathname}:{record.lineno}: {text}")
 
     def take(self) -> list[str]:
-        """Return what was found since the last time."""
+        """Return the findings since the last call."""
         # Other threads append meanwhile: what comes after the copy is left for the next time.
         taken = self._shown[:]
         del self._shown[: len(taken)]

@@ -12,7 +12,7 @@ from penstock.cli import main
 
 
 class Outcome(NamedTuple):
-    """How a command ended, and what it printed."""
+    """The exit code and the output of a command."""
 
     code: object
     out: str

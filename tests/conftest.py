@@ -1,4 +1,4 @@
-"""Fixtures for every test: one real broker, PostgreSQL and Spark for the whole run, topics and databases of its own."""
+"""Fixtures for every test: one real broker, PostgreSQL and Spark for the whole run, separate topics and databases."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def scope_of(nodeid: str) -> str:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Keep the tests of a file in one process, and those of all files that use Spark, or the secured broker."""
+    """Keep the tests of a file in one process, and so all files that use Spark, or the secured broker."""
     from xdist.scheduler import LoadScopeScheduling
 
     class ByServer(LoadScopeScheduling):
@@ -107,7 +107,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say in one line what was skipped, and why."""
+    """Print in one line which tests were skipped, and why."""
     reasons = Counter(
         str(report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr).removeprefix("Skipped: ")
         for report in terminalreporter.stats.get("skipped", [])
@@ -173,7 +173,7 @@ def new_name(topic_numbers: Iterator[int], request: pytest.FixtureRequest) -> Ca
 
 @pytest.fixture
 def new_topic(broker: SharedBroker, admin: AdminClient, new_name: Callable[..., str]) -> Iterator[Callable[..., str]]:
-    """Return a function that creates a topic with a name of its own: `new_topic(partitions=1, config=None)`.
+    """Return a function that creates a topic with a unique name: `new_topic(partitions=1, config=None)`.
 
     It is deleted after the test, with all whose names have its number: who lists topics would read those of all tests.
     """
@@ -209,7 +209,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevBroker]:
 
 @pytest.fixture(autouse=True)
 def logs_are_not_rationed_by_earlier_tests() -> None:
-    """Let each test log what others have logged a moment ago."""
+    """Let each test log lines that others have logged a moment ago."""
     # Not imported here: rooms without Kafka run without its client.
     if (ration := sys.modules.get("penstock.clients.ration")) is not None:
         ration.lines.forget_all()
@@ -317,7 +317,7 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> TestDatabase:
 
 
 def has_leaders(admin: AdminClient, topic: str, partitions: int) -> bool:
-    """Tell whether the brokers know all partitions of a topic, and who leads them."""
+    """Return whether the brokers know all partitions of a topic, and their leaders."""
     found = admin.list_topics(timeout=30).topics.get(topic)
     return found is not None and sum(partition.leader >= 0 for partition in found.partitions.values()) == partitions
 
@@ -328,7 +328,7 @@ def _name_of_test(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Questions for metadata give up after a second, whatever time they are given; the times given are returned."""
+    """Requests for metadata give up after a second; the requested time limits are returned."""
     from confluent_kafka.admin import AdminClient
 
     asked: list[float] = []

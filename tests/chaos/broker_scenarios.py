@@ -1,4 +1,4 @@
-"""What is done to the broker of a fleet. As in `chaos.scenarios`, each asserts its fault and waits for the end."""
+"""Faults of a fleet's broker. As in `chaos.scenarios`, each asserts its fault and waits for the end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Brokers for what is done to a group: one that stands, and for each test that harms its broker one of its own."""
+"""Brokers for faults of a group: a shared one, and a separate one for each test that harms its broker."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def new_fleet(patient_broker: DevBroker, fleet_numbers: Iterator[int], tmp_path:
 
 @pytest.fixture
 def fragile_fleet(tmp_path: Path) -> Iterator[NewFleet]:
-    """The same, with a broker of its own."""
+    """The same, with its own broker."""
     with DevBroker(config=KIP848_BROKER) as broker:
         yield from _fleets(broker, "chaos", tmp_path)
 

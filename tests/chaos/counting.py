@@ -25,7 +25,7 @@ STEPS = ("begun", "recorded", "written", "committed")
 
 @dataclass(frozen=True, slots=True)
 class CountingOptions:
-    """What a member process is given.
+    """The options of a member process.
 
     Attributes:
         path: file to which it writes what it meets.
@@ -53,7 +53,7 @@ class CountingOptions:
 
 
 class Counting:
-    """The members of a group, the database and what is fed.
+    """The members of a group, the database and the fed messages.
 
     Args:
         broker: a broker without faults.
@@ -78,7 +78,7 @@ class Counting:
         database.execute("CREATE TABLE counters (key TEXT PRIMARY KEY, n BIGINT NOT NULL)")
 
     def feed(self, count: int, keys: int) -> None:
-        """Write so many messages to both topics, of so many keys."""
+        """Write `count` messages of `keys` keys to both topics."""
         for topic, kind in zip(self._topics, "sb", strict=True):
             named = [f"{kind}{number % keys}" for number in range(count)]
             produce(self._servers, topic, [(key.encode(), b"v") for key in named])
@@ -102,13 +102,13 @@ class Counting:
         return process
 
     def is_done(self) -> bool:
-        """Tell whether the group has committed all that was fed, and what went to retry topics is counted."""
+        """Return whether the group has committed all fed messages, and those of retry topics are counted."""
         return self.counted() == self._fed and all(
             all_committed(self._servers, self._group, topic, self._partitions) for topic in self._topics
         )
 
     def counted(self) -> Counter[str]:
-        """Return what the members have counted."""
+        """Return the counts of the members."""
         return Counter(dict(self.database.rows("SELECT key, n FROM counters")))
 
     def met(self) -> Counter[str]:
@@ -139,5 +139,5 @@ class Counting:
         ]
 
     def wait_done(self, timeout: float) -> None:
-        """Wait until all is done; what is counted too often by then is never done, so it fails at once."""
+        """Wait until all is done; fail at once if a message was counted too often."""
         wait_until(lambda: self.is_done() or any(n > self._fed[key] for key, n in self.counted().items()), timeout)

@@ -1,4 +1,4 @@
-"""A group of member processes on a topic, what is fed to it, and the evidence of what happened.
+"""A group of member processes on a topic, the messages for it, and the evidence of what happened.
 
 A `Fleet` starts members, feeds messages and gathers what the members and the broker wrote down; `histories.examine`
 judges it. Commits are read from the broker's own log of them, so none is missed, however short its life.
@@ -74,7 +74,7 @@ class MemberOptions:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What a member wrote down of itself at one moment: what it owned, whether it was revoking, and its counts."""
+    """A member's report on itself at one moment: its partitions, whether it was revoking, and its counts."""
 
     time: float
     owned: tuple[int, ...]
@@ -88,7 +88,7 @@ class Look:
 
 
 class Member:
-    """A member process and what it wrote down so far."""
+    """A member process and its output so far."""
 
     def __init__(self, name: str, options: MemberOptions) -> None:
         self.name = name
@@ -103,7 +103,7 @@ class Member:
             )
 
     def refresh(self) -> None:
-        """Read what was written since the last time."""
+        """Read the new lines since the last call."""
         if not self.path.exists():
             return
         with self.path.open("rb") as file:
@@ -123,7 +123,7 @@ class Member:
 
     @property
     def calls(self) -> list[Call]:
-        """All its handler calls; those that were cut off have no end."""
+        """All its handler calls; interrupted ones have no end."""
         self.refresh()
         return [
             Call(one.instance, one.key, one.partition, one.offset, one.start, self._ended.get(serial))
@@ -143,7 +143,7 @@ class Member:
 
     @property
     def look(self) -> Look | None:
-        """What it wrote down of itself last, or None before the first time."""
+        """Its last report on itself; None before the first one."""
         self.refresh()
         return self.looks[-1] if self.looks else None
 
@@ -174,12 +174,12 @@ class Member:
         assert self.process.wait(20) == -signal.SIGKILL
 
     def log_end(self) -> str:
-        """Return the last lines of what it printed."""
+        """Return the last lines of its output."""
         return "\n".join(self.path.with_suffix(".log").read_text().splitlines()[-15:])
 
 
 class Fleet:
-    """A topic, a group, its members and what was fed. Made by `fleet`."""
+    """A topic, a group, its members and the fed messages. Made by `fleet`."""
 
     def __init__(self, broker: DevBroker, topic: str, partitions: int, folder: Path, group: str = "") -> None:
         self.broker = broker
@@ -262,14 +262,14 @@ class Fleet:
         return {position.partition: position.offset for position in self._observer.committed(asked, timeout=10)}
 
     def partitions_wanted_back(self) -> bool:
-        """Tell whether the broker means a member to have some partitions but not all."""
+        """Return whether the broker assigns a member some partitions but not all."""
         members = self._admin.describe_consumer_groups([self.group])[self.group].result(20).members
         # The newer protocol tells what a member has and what it shall have apart.
         meant = [len((member.target_assignment or member.assignment).topic_partitions) for member in members]
         return any(0 < count < self.partitions for count in meant)
 
     def uses_newer_protocol(self) -> bool:
-        """Tell whether the group's members speak KIP-848 with the broker."""
+        """Return whether the group's members use KIP-848 with the broker."""
         groups = self._admin.list_consumer_groups().result(20).valid
         return any(group.group_id == self.group and group.type == ConsumerGroupType.CONSUMER for group in groups)
 
@@ -325,7 +325,7 @@ def messages(count: int, *, keys: int, seconds: Callable[[random.Random], float]
 
 
 def _commit(message: ClientMessage, group: str, topic: str, behind: float) -> Commit | None:
-    """Read a record of the broker's offsets topic; None for what is not a commit of this group and topic.
+    """Read a record of the broker's offsets topic; None if it is not a commit of this group and topic.
 
     Layout: kafka's OffsetCommitKey.json (versions 0 and 1) and OffsetCommitValue.json (versions 0 to 4).
     """

@@ -57,7 +57,7 @@ running = app.start()
 
 
 def poll_thread_stack() -> set[str]:
-    """Return the names of the functions that the poll thread is in: the one way to see it inside a callback."""
+    """Return the function names of the poll thread's stack: the only way to see it inside a callback."""
     for thread in threading.enumerate():
         if thread.name.startswith("penstock-poll-"):
             frames = traceback.walk_stack(sys._current_frames().get(thread.ident or 0))
@@ -66,7 +66,7 @@ def poll_thread_stack() -> set[str]:
 
 
 def look() -> None:
-    """Write down what this member owns and what has happened to it."""
+    """Write this member's partitions and counts to its file."""
     now = running.statistics()
     counts = {
         "owned": sorted(partition.partition for partition in now.partitions),

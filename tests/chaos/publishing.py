@@ -37,7 +37,7 @@ def parts_of(number: int) -> int:
 
 
 def is_batched(number: int, keys: int) -> bool:
-    """Tell whether a message goes to the handler of batches: those of every other key do."""
+    """Return whether a message goes to the handler of batches: every other key does."""
     return number % keys % 2 == 1
 
 
@@ -53,7 +53,7 @@ class Seen(NamedTuple):
 
 
 class SeenBatch(NamedTuple):
-    """A list of what is in a batch, as a reader saw it."""
+    """The list of messages of a batch, as a reader saw it."""
 
     writer: str
     call: str
@@ -78,7 +78,7 @@ class PublisherOptions:
 
 
 class Publishers:
-    """The members of a group, what is fed to it and what was done to it.
+    """The members of a group, the fed messages and the faults.
 
     Args:
         broker: which may be harmed.
@@ -145,7 +145,7 @@ class Publishers:
             self.members_frozen += 1
 
     def restart_ended(self) -> None:
-        """Start others for those that found no broker when they started, as a supervisor would."""
+        """Start members again that found no broker when they started, as a supervisor would."""
         for one in [one for one in self.members if one[1].poll() is not None]:
             self.members.remove(one)
             self._require_no_broker(one[0])
@@ -187,7 +187,7 @@ class Publishers:
 
     @contextmanager
     def fed(self, count: int, keys: int, seconds: float) -> Iterator[threading.Thread]:
-        """Feed messages from a thread of its own, over so many seconds; left, all is fed."""
+        """Feed messages from a separate thread, over some seconds; all is fed when the block is left."""
         failures: list[object] = []
         thread = threading.Thread(target=self._feed, args=(count, keys, seconds, failures), daemon=True)
         thread.start()
@@ -224,7 +224,7 @@ class Publishers:
             failures.append(error)
 
     def is_done(self) -> bool:
-        """Tell whether the group has committed all that was fed."""
+        """Return whether the group has committed all fed messages."""
         self.restart_ended()
         return all(
             {number: one.offset for number, one in committed(self.servers, self.group, topic, PARTITIONS).items()}
@@ -248,7 +248,7 @@ class Publishers:
         self.wait_left()
 
     def seen(self, *, committed_only: bool = True) -> list[Seen]:
-        """Return the results that are visible; those of a key in the order of a reader."""
+        """Return the visible results; those of a key in the order of a reader."""
         found = []
         for message in read_all(self.servers, self.names["results"], timeout=240, committed_only=committed_only):
             number, part, writer, call = (message.value() or b"").decode().split("/")
@@ -265,7 +265,7 @@ class Publishers:
         )
 
     def batches(self) -> list[SeenBatch]:
-        """Return the lists of what is in batches that are visible."""
+        """Return the lists of messages in visible batches."""
         found = []
         for message in read_all(self.servers, self.names["batches"], timeout=240):
             writer, call, inside = (message.value() or b"").decode().split("/")
@@ -292,7 +292,7 @@ class Publishers:
         return "\n".join(self._log(name).read_text().splitlines()[-30:])
 
     def _require_no_broker(self, name: str) -> None:
-        """Require of a member that ended by itself that no broker answered it when it started."""
+        """Require that no broker answered a member that ended by itself at its start."""
         assert "BrokerConnectionError" in self._log(name).read_text(), self._end_of_log(name)
         self.not_started += 1
 
@@ -300,7 +300,7 @@ class Publishers:
 def faults_of_exactly_once(
     seen: Iterable[Seen], batches: Iterable[SeenBatch], count: int, keys: int, fed_twice: Collection[int] = ()
 ) -> list[str]:
-    """Return what is wrong with what a reader of committed messages saw, in words.
+    """Return the faults in what a reader of committed messages saw, as text.
 
     Each result is there once, in the order of its key; all results of a message are of one call, and so are those of
     all messages of a batch. Of messages that their producer wrote twice, only that they are there is asked.
@@ -340,7 +340,7 @@ def faults_of_exactly_once(
 
 
 def faults_of_at_least_once(seen: Iterable[Seen], batches: Iterable[SeenBatch], count: int, keys: int) -> list[str]:
-    """Return what is wrong with what a reader saw, in words.
+    """Return the faults in what a reader saw, as text.
 
     Every result is there. What each member wrote of a key is runs without a gap: a run begins with the first part of a
     message that is at or before the first one which had not all its results yet (where the group's offset stood then,
@@ -374,7 +374,7 @@ def faults_of_at_least_once(seen: Iterable[Seen], batches: Iterable[SeenBatch], 
 
 
 def by_key(seen: Iterable[Seen]) -> dict[bytes, list[Seen]]:
-    """Return results by key, those of one in the order of a reader."""
+    """Return results by key, in the order of a reader."""
     found: dict[bytes, list[Seen]] = defaultdict(list)
     for one in seen:
         found[one.key].append(one)

@@ -28,7 +28,7 @@ app = penstock.App(
 
 
 def number_and_parts(message: penstock.Message) -> tuple[int, int]:
-    """Return what a message says."""
+    """Return the content of a message."""
     number, parts = (message.value or b"").split()
     return int(number), int(parts)
 

@@ -1,4 +1,4 @@
-"""What is done to a fleet: the same in a minute by `make chaos` and in some seconds by `make test`.
+"""Faults of a fleet: for a minute with `make chaos`, and for some seconds with `make test`.
 
 Each scenario asserts that its fault really happened, waits until the group has committed everything, and returns. The
 test then judges the history.
@@ -21,7 +21,7 @@ from waiting import wait_until
 
 @contextmanager
 def fed_slowly(group: Fleet, records: Sequence[tuple[str, float]], over: float) -> Iterator[threading.Event]:
-    """Feed messages from a thread of its own, spread over some seconds; setting the event feeds the rest at once.
+    """Feed messages from a separate thread, over some seconds; setting the event feeds the rest at once.
 
     Left, it has fed everything.
     """
@@ -233,7 +233,7 @@ def frozen_past_its_membership(group: Fleet, **options: object) -> dict[str, Spa
 
 
 def restart_within_the_session(group: Fleet, **config: str | int) -> None:
-    """Restart a member that has a name in the group; the other must not hear of it.
+    """Restart a named member of the group; the other one must not notice it.
 
     Args:
         group: a fleet without members.

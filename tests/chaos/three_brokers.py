@@ -58,15 +58,15 @@ class Progress:
         self._times[name].append(time.monotonic() if at is None else at)
 
     def replace(self, name: str, times: list[float]) -> None:
-        """Take what was written down elsewhere."""
+        """Read the reports of other processes."""
         self._times[name] = times
 
     def goes_on(self, since: float) -> list[str]:
-        """Return what has gone on since then."""
+        """Return the streams that have gone on since then."""
         return [name for name, times in list(self._times.items()) if times and max(times) > since]
 
     def standstill(self, name: str, since: float, until: float) -> float:
-        """Return the longest time in between in which nothing went on."""
+        """Return the longest time without progress."""
         times = sorted(at for at in list(self._times[name]) if since < at < until)
         return max(later - earlier for earlier, later in itertools.pairwise([since, *times, until]))
 
@@ -119,7 +119,7 @@ class AtWork:
 
     @property
     def names(self) -> list[str]:
-        """What is expected to go on, without the plain clients."""
+        """The streams that must go on, without the plain clients."""
         members = [f"members ({protocol})" for protocol in self.fleets]
         coordinators = [f"coordinators ({store})" for store in _STORES]
         return [*members, "exactly once", *coordinators, *(["spark"] if self._spark is not None else [])]
@@ -184,7 +184,7 @@ class AtWork:
         return members | {f"coordinator {one.name}": one.pid for one in self.coordinators}
 
     def finish(self) -> list[str]:
-        """Let all that was fed be done, and return what is wrong with it, in words."""
+        """Wait until all fed messages are done, and return the faults, as text."""
         self._stopping.set()
         self.publishers.stop_feeding.set()
         for transfer in self.transfers.values():
@@ -227,7 +227,7 @@ class AtWork:
             self.fleets["classic"].feed((f"k{(number * 5 + n) % KEYS}", 0.01) for n in range(5))
 
     def _watch(self) -> None:
-        """Read what becomes visible as a reader of committed records, in no group."""
+        """Read visible records as a reader of committed records, without a group."""
         topics = {f"{store}-target": f"coordinators ({store})" for store in _STORES}
         topics |= {self.publishers.names["results"]: "exactly once"}
         settings = {"bootstrap.servers": self.servers, "group.id": "watch", "enable.auto.commit": False}
@@ -252,7 +252,7 @@ class AtWork:
                         self.progress.note(_PLAIN_CONSUMER)
 
     def _publish_plainly(self, name: str) -> None:
-        """Publish in transactions of a record in each partition: they write to all nodes, as those of coordinators do.
+        """Publish in transactions with a record in each partition: they write to all nodes, as a coordinator's do.
 
         Kafka ends no transaction that wrote to a frozen node before it gives up its own request to that node: whether
         one is open there is chance, so there are three of these.

@@ -1,4 +1,4 @@
-"""Transactions at a steady rate, the coordinators that settle them and are killed, and the judgement of what was seen.
+"""Transactions at a steady rate, the coordinators that settle them and are killed, and the judgement of the result.
 
 Every message is numbered within its key, and each key is used by one thread: so the order of its sends is known.
 """
@@ -29,7 +29,7 @@ KEYS = 20
 
 @dataclass
 class Sent:
-    """What was sent: values by key, in the order of their sends, of those that were committed and of the others."""
+    """The sent values by key, in the order of their sends: committed ones and others."""
 
     committed: dict[bytes, list[bytes]] = field(default_factory=lambda: defaultdict(list))
     rolled_back: set[bytes] = field(default_factory=set)
@@ -103,7 +103,7 @@ class Transfer:
 
 
 class Killed:
-    """A coordinator in a process of its own that is killed and started again, under one instance name.
+    """A coordinator process that is killed and restarted under one instance name.
 
     Args:
         bootstrap_servers: the broker's address.
@@ -146,7 +146,7 @@ class Killed:
 
 
 def has_open_transaction(bootstrap_servers: str, topic: str) -> bool:
-    """Tell whether a transaction is open in a topic."""
+    """Return whether a transaction is open in a topic."""
     admin = AdminClient({"bootstrap.servers": bootstrap_servers})
     numbers = admin.list_topics(topic, timeout=ANSWER_S).topics[topic].partitions
     asked = {TopicPartition(topic, number): OffsetSpec.latest() for number in numbers}
@@ -158,7 +158,7 @@ def has_open_transaction(bootstrap_servers: str, topic: str) -> bool:
 
 
 def judge(seen: Iterable[tuple[bytes, bytes]], sent: Sent) -> list[str]:
-    """Return what is wrong with what readers of committed records saw, in words.
+    """Return the faults in what readers of committed records saw, as text.
 
     Args:
         seen: keys and values; those of one key in the order of their offsets.
@@ -180,12 +180,12 @@ def judge(seen: Iterable[tuple[bytes, bytes]], sent: Sent) -> list[str]:
 
 
 def _follows(values: Sequence[bytes], order: Sequence[bytes]) -> bool:
-    """Tell whether values that were seen stand in an order, whatever is missing of it, repeated or strange."""
+    """Return whether seen values are in order, apart from missing, repeated and foreign ones."""
     place = {value: number for number, value in enumerate(order)}
     first_seen = [place[value] for value in dict.fromkeys(values) if value in place]
     return first_seen == sorted(first_seen)
 
 
 def faults(bootstrap_servers: str, topic: str, sent: Sent) -> list[str]:
-    """Return what is wrong with what readers of committed records see now."""
+    """Return the faults in what readers of committed records see now."""
     return judge(((m.key() or b"", m.value() or b"") for m in read_all(bootstrap_servers, topic)), sent)

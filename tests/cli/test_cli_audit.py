@@ -1,4 +1,4 @@
-"""`penstock audit`: what was done, one line each, with all that is planted there escaped."""
+"""`penstock audit`: one line for each record, with all planted text escaped."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ NOT_GIVEN = {"self", "check_timeout", "telemetry", "store"}
 
 
 class Recorder:
-    """A coordinator that notes what it was made with, and ends at once."""
+    """A coordinator that records its arguments and ends at once."""
 
     made: list[dict[str, Any]]
 

@@ -1,4 +1,4 @@
-"""What is for the hours of writing: an app that starts again, options set in passing, completion, a broker."""
+"""Commands for development: an app that restarts, options on the command line, completion, a broker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`penstock dlq ls` and `show`: what lies in dead-letter topics, and what is shown of it."""
+"""`penstock dlq ls` and `show`: the content of dead-letter topics, and the shown part of it."""
 
 from __future__ import annotations
 

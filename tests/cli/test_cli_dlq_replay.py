@@ -1,4 +1,4 @@
-"""`penstock dlq replay` on a real broker: what goes back, what stays, and what a second one repeats."""
+"""`penstock dlq replay` on a real broker: replayed messages, those that stay, and the effect of a second replay."""
 
 from __future__ import annotations
 

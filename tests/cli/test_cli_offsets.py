@@ -1,4 +1,4 @@
-"""`penstock offsets` on a real broker: what is listed, what a reset leaves, and what is refused."""
+"""`penstock offsets` on a real broker: the list, the result of a reset, and refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The one renderer: what a command found, as tables and sentences or as one JSON object."""
+"""The renderer: the result of a command, as tables and sentences or as one JSON object."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`penstock sink`: what ledgers have, and its change on purpose. What it means to rows: `spark_sink/conformance`."""
+"""`penstock sink`: ledgers and their changes. `spark_sink/conformance` has the effect on rows."""
 
 from __future__ import annotations
 

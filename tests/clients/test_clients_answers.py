@@ -1,4 +1,4 @@
-"""What is asked of an admin client has one time limit of ours, however the library keeps its own."""
+"""Requests of an admin client have one time limit of ours, even if the library ignores its own."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Silent(Future[Any]):
 
 
 class Clock:
-    """Stands for the module `time`."""
+    """Replaces the module `time`."""
 
     now = 100.0
 

@@ -1,4 +1,4 @@
-"""Threads that can be abandoned in a call: the owner goes on in time, and what they hold is closed by themselves."""
+"""Threads that can be abandoned in a call: the owner goes on in time, and they close their clients themselves."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from penstock.clients.transactional.settings import initialise
 
 
 class Called:
-    """Notes what is asked of it; brokers are away where a test says so."""
+    """Records its requests; a test chooses when brokers are away."""
 
     def __init__(self, *, away: bool) -> None:
         self.away = away

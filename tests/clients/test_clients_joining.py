@@ -1,4 +1,4 @@
-"""Members of `group.protocol=consumer`: no two have a partition at once, however late a broker answers a heartbeat."""
+"""Members of `group.protocol=consumer`: no two have a partition at once, even if a heartbeat is answered late."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PARTITIONS = 4
 
 
 class Member:
-    """A member that notes what it has; `while_revoking` is called before it gives anything back."""
+    """A member that records its partitions; `while_revoking` is called before it gives any back."""
 
     def __init__(self, servers: str, group: str, protocol: str = "consumer") -> None:
         self.has: set[int] = set()

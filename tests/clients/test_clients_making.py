@@ -1,4 +1,4 @@
-"""All clients are made in one place, from one configuration: what a kind does not take is left out, the rest is not."""
+"""One configuration makes all clients: settings that a kind does not take are left out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Limits of Kafka transactions follow what is measured (`penstock.clients.transactional.settings`)."""
+"""Limits of Kafka transactions follow the measured times (`penstock.clients.transactional.settings`)."""
 
 from __future__ import annotations
 

@@ -21,12 +21,12 @@ FIRST, SECOND = ("orders", 0), ("orders", 1)
 
 
 class RefusedError(Exception):
-    """What a reader's owner raises."""
+    """An error of a reader's owner."""
 
 
 @pytest.fixture
 def reader(monkeypatch: pytest.MonkeyPatch) -> Callable[..., PartitionReader]:
-    """Return a function that makes a reader whose client gives what the test says."""
+    """Return a function that makes a reader with the client of a test."""
 
     def make(consumer: FixedConsumer, *failed: Any) -> PartitionReader:
         monkeypatch.setattr(factory, "Consumer", Mock(return_value=consumer, left_out=()))

@@ -1,4 +1,4 @@
-"""Why a client of a producer failed for ever; how it is replaced, stands in the tests of the outbox."""
+"""The cause of a producer client's fatal failure. The tests of the outbox have its replacement."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Missing rights: what is said, and the command that gives them."""
+"""Missing permissions: the error, and the command that gives them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a program that has set no logging up shows on its screen where its clients reach no broker."""
+"""The output of a program without logging setup when its clients reach no broker."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ while not over.is_set():
 
 
 def without_names_of_the_library(stderr: str) -> str:
-    """Return what was shown, which names neither a client of the library nor brokers of old."""
+    """Return the output. It names neither a client of the library nor old brokers."""
     for foreign in ("rdkafka#", "0.10", "%3|", "%4|", "%6|", "[thrd:", "FAIL"):
         assert foreign not in stderr
     return stderr
 
 
 def start(*arguments: str) -> str:
-    """Return what the start that fails shows."""
+    """Return the output of a start that fails."""
     ended = subprocess.run(
         [sys.executable, "-c", PROGRAM, *arguments], capture_output=True, text=True, timeout=300, check=False
     )

@@ -1,4 +1,4 @@
-"""`oauth_cb`: a function or its name, asked before there is a client, so that what it raises is reported at once."""
+"""`oauth_cb`: a function or its name, called before a client exists, so that its exception is reported at once."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ def test_a_broker_that_let_the_client_in_is_not_blamed_on_settings(said: str, wo
 
 
 class Lines:
-    """A log that keeps what the library said."""
+    """A log that keeps the library's lines."""
 
     def __init__(self) -> None:
         self.last = ""

@@ -1,4 +1,4 @@
-"""An app whose messages end in every way, exactly once: run as a process of its own, to be killed.
+"""An exactly-once app whose messages end in every way: a process to be killed.
 
 usage: publishing_child.py SERVERS PREFIX SECONDS, the last what a call of a handler takes; topics are PREFIX-<kind>,
 and results go to PREFIX-out, those of the kind `plain` to PREFIX-plain-out

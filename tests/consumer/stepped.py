@@ -75,7 +75,7 @@ class Stepped:
         worker.go_on(call(worker.slot, worker.work) if error is None else Failed(error))
 
     def serve(self) -> None:
-        """Let the workers finish what they are at, and all that is ready."""
+        """Let the workers finish their messages and all that is ready."""
         for worker in self.consumer.workers:
             while worker.lane is not None or worker.take():
                 if worker.work is not None:

@@ -25,7 +25,7 @@ ONCE_A_SECOND = retry(attempts=3, wait=tenacity.wait_fixed(1))
 
 
 class Deliveries:
-    """Stands for the producer: keeps what it was given and acknowledges when the test says so."""
+    """Replaces the producer: keeps messages, and acknowledges them when the test says so."""
 
     def __init__(self) -> None:
         #: Topic and value of each message it was given.
@@ -148,17 +148,17 @@ class SteppedEngine:
                 worker.go_on(call(at, worker.work))
 
     def pass_time(self, seconds: float) -> None:
-        """Move the clock, do what is due then, and serve what became ready by it."""
+        """Move the clock, run what is due, and serve the lanes that became ready."""
         self.clock.advance(seconds)
         self.engine.timers.serve(self.clock.monotonic())
         self.serve()
 
     def send_out(self) -> None:
-        """Let the outbox send what was submitted; nothing of it is acknowledged yet."""
+        """Let the outbox send its submissions; nothing is acknowledged yet."""
         self.engine.outbox.serve()
 
     def write_out(self) -> None:
-        """Have what was submitted sent and acknowledged, and serve what waited for that."""
+        """Send and acknowledge all submissions, and serve the lanes that waited for that."""
         self.send_out()
         self.deliveries.acknowledge()
         self.serve()

@@ -35,7 +35,7 @@ def event_loop_in_use(request: pytest.FixtureRequest, monkeypatch: pytest.Monkey
 
 
 class AsyncRecorder:
-    """An `async def` handler that writes down its messages, finds overlaps of a key, and counts what is under way."""
+    """An `async def` handler that records its messages, overlaps of a key, and the number of running calls."""
 
     def __init__(self, *, hold: bool = False) -> None:
         #: Key, partition and offset of each message that was done, in that order.

@@ -1,4 +1,4 @@
-"""Batch handlers: how batches are gathered, when they are handed over, and what comes again after a failure.
+"""Batch handlers: how batches are gathered and handed over, and the repetitions after a failure.
 
 Step by step: no threads, no broker, and a clock that stands; save one on threads.
 """
@@ -49,7 +49,7 @@ class Batches:
 
 
 def first(error: BaseException) -> Callable[[Values], BaseException | None]:
-    """Return what fails the first batch with this, and no other."""
+    """Return a handler that fails only the first batch, with this error."""
     errors = [error]
     return lambda _: errors.pop() if errors else None
 

@@ -1,4 +1,4 @@
-"""What is committed when the client knows more, or less, than was tracked: faults that no broker gives on demand."""
+"""Commits when the client knows more, or less, than was tracked: faults that no broker gives on demand."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class FakeConsumer:
 
 
 def client(position: int) -> Any:
-    """Return one, as what is used of a `Consumer`."""
+    """Return a fake with the used methods of a `Consumer`."""
     return FakeConsumer(position)
 
 

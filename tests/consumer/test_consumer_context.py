@@ -1,4 +1,4 @@
-"""`Context`: who is given one, by the annotation alone, and what it tells."""
+"""`Context`: handlers get it by its annotation alone; and its content."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Seen = list[tuple[object, penstock.Context]]
 
 
 class Notes:
-    """Handlers of many forms, which note what they were given."""
+    """Handlers of many forms, which record their arguments."""
 
     def __init__(self) -> None:
         self.seen: Seen = []

@@ -1,4 +1,4 @@
-"""Dead letters that cannot be written, are too many, or too large: what is held, what goes on, what stops."""
+"""Dead letters that cannot be written, are too many, or too large: what waits, what goes on, what stops."""
 
 from __future__ import annotations
 

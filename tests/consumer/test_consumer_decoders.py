@@ -1,4 +1,4 @@
-"""Decoders and filters: what a handler gets as `body`, what never reaches it, and what is done without it."""
+"""Decoders and filters: the `body` of a handler, filtered messages, and messages without a decoder."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Model(pydantic.BaseModel):
 
 
 class Struct:
-    """Stands for a msgspec struct: known by its fields."""
+    """Replaces a msgspec struct, which is recognised by its fields."""
 
     __struct_fields__ = ("number",)
 

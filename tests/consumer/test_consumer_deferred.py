@@ -162,7 +162,7 @@ def test_a_completion_that_stays_out_too_long_has_failed_and_a_late_one_changes_
 
 
 class PutsLate:
-    """A handler that puts off what has the key `late` and keeps the completions; everything else is done at once."""
+    """A handler that defers messages with the key `late` and keeps the completions; all others are done at once."""
 
     def __init__(self) -> None:
         self.calls: list[bytes | None] = []

@@ -1,4 +1,4 @@
-"""The fetcher alone: what it asks the client for, and what it puts on lanes, of logs that go back or have holes."""
+"""The fetcher alone: its requests to the client, and its runs, with logs that go back or have holes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Record:
 
 
 class Noting:
-    """A client that has so many messages, and back-pressure with a limit; they note what they are asked."""
+    """A client with so many messages, and back-pressure with a limit; they record their requests."""
 
     def __init__(self, there: int, fetch_limit: int) -> None:
         self.client, self.fetch_limit, self.in_flight = self, fetch_limit, 0

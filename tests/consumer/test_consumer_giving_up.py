@@ -1,4 +1,4 @@
-"""Giving up by request the message that holds a partition: what goes, what stays, and what is said where it cannot."""
+"""Requests to give up the message that holds a partition: the effects, and the refusals."""
 
 from __future__ import annotations
 

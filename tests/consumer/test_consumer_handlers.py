@@ -1,4 +1,4 @@
-"""What may be a handler, and where it runs; what is no handler is refused before anything starts."""
+"""Functions that may be handlers, and where they run; others are refused before anything starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Handlers with an inbox: the group is known wherever they run, and what they write in a database is written once."""
+"""Handlers with an inbox: the group is known on their threads, and their rows are written once."""
 
 from __future__ import annotations
 

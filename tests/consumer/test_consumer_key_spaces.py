@@ -1,4 +1,4 @@
-"""Whose keys mean the same: those of one handler, and those of handlers that name one `key_space`."""
+"""Keys with the same meaning: those of one handler, and those of handlers with one `key_space`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lanes: which handlers have which, what is done with one step by step, and the pool of workers, without a broker."""
+"""Lanes: which handlers have which, their processing step by step, and the pool of workers, without a broker."""
 
 from __future__ import annotations
 

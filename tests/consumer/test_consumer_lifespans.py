@@ -1,4 +1,4 @@
-"""Lifespans of an app: what runs before it starts and after it has ended."""
+"""Lifespans of an app: the code that runs before its start and after its end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What may change while a consumer runs: rates, policies, workers, limits. Nothing is lost, no order broken."""
+"""Changes while a consumer runs: rates, policies, workers, limits. Nothing is lost, no order broken."""
 
 from __future__ import annotations
 

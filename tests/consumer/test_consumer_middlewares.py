@@ -1,4 +1,4 @@
-"""Middlewares: what is around a call, in which order, what it may leave out, and what it must not lose."""
+"""Middlewares: their order around a call, what they may leave out, and what they must not lose."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def one(offset: int = 0, value: bytes = b"x") -> Message:
 
 
 def run(call: Callable[..., Any], work: object) -> object:
-    """Call it, and await what it gives where that is to be awaited."""
+    """Call it, and await an awaitable result."""
 
     async def awaits() -> object:
         return await call(work)

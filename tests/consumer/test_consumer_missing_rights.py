@@ -1,4 +1,4 @@
-"""Rights that are missing: what is said, what is kept, and that it goes on by itself; tests/security has the parts."""
+"""Missing permissions: the log lines, what is kept, and how work goes on. tests/security has the parts."""
 
 from __future__ import annotations
 

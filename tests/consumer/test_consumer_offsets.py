@@ -22,7 +22,7 @@ def written(base: int, done: list[range], *, group: str = "app") -> str:
 
 
 def committed_at(offset: int | None, metadata: str, count: int) -> TestBroker:
-    """Return a broker with so many messages in "t", and what the group has committed, if anything."""
+    """Return a broker with so many messages in "t", and a group with this commit, if any."""
     broker = TestBroker(max_fetch=5)
     broker.create_topic("t", 1)
     for number in range(count):

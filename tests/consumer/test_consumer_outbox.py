@@ -1,4 +1,4 @@
-"""The one way out of a consumer: what is sent in a revocation, what is judged when a partition is gone, and bytes."""
+"""The outbox of a consumer: sends during a revocation, results of a partition that is gone, and bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Topics that a pattern matches, also those that come up while the app runs."""
+"""Topics that match a pattern, also those that are created while the app runs."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def copying(
 
 
 def doubts(caplog: pytest.LogCaptureFixture) -> bool:
-    """Tell whether a producer was given up for the end of a transaction."""
+    """Return whether a producer was given up because of the end of a transaction."""
     said = ("the group's offsets will tell", "its producer is replaced")
     return any(text in record.getMessage() for record in caplog.records for text in said)
 

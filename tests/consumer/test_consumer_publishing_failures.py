@@ -119,7 +119,7 @@ class Truthless:
 
 @dataclass
 class Order:
-    """What an encoder is of."""
+    """A type for an encoder."""
 
     number: int
 

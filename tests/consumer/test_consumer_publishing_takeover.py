@@ -28,7 +28,7 @@ NewTopic = Callable[..., str]
 
 @pytest.fixture
 def former(broker: DevBroker) -> Producer:
-    """A producer that stands for the former owner's."""
+    """A producer that replaces the former owner's."""
     return transactional(broker.bootstrap_servers)
 
 

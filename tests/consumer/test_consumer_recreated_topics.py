@@ -23,7 +23,7 @@ def noting(seen: list[bytes | None], **config: object) -> penstock.App:
 
 
 def recreate(test: TestApp, count: int) -> None:
-    """Let the app stand at 51, and make the topic again with so many messages."""
+    """Let the app reach offset 51, and make the topic again with so many messages."""
     for number in range(51):
         test.send("t", f"old {number}")
     test.advance(30)

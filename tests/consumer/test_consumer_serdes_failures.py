@@ -1,4 +1,4 @@
-"""What a registry does not know, what is no value, and a registry that is away: which failures are tried again."""
+"""Unknown schemas, invalid values, and a registry that is away: which failures are tried again."""
 
 from __future__ import annotations
 

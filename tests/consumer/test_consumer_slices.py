@@ -1,4 +1,4 @@
-"""Slices: messages that are handed over without a step in between, and what is done of one whose handler hangs."""
+"""Slices: messages that are handed over in one step, and their completion if a handler hangs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stopping: one time for all of it, whatever handlers do, and what is left undone is said; signals and leaving."""
+"""Stopping: one time limit for all of it, a report of unfinished work; signals and leaving."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A consumer on its threads and its event loop, on a broker in memory: what a handler does to them, and they to it."""
+"""A consumer on its threads and its event loop, on a broker in memory: their effects on handlers and back."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ FOR_EVER = retry(stop=tenacity.stop_never, wait=tenacity.wait_fixed(0.05))
 
 
 class Fails:
-    """Fails what is bad."""
+    """Fails bad messages."""
 
     def __init__(self) -> None:
         self.healthy = self.failing = 0
@@ -136,7 +136,7 @@ def work(stepped: Stepped, seconds: float) -> None:
 
 
 def healthy_share(failing_keys: int, seconds: float, **settings: object) -> tuple[float, int]:
-    """Return the part of what is possible that healthy keys get along with failing ones, and the calls of those."""
+    """Return the share of the possible rate that healthy keys get with failing ones, and the failing calls."""
     seen = Fails()
     stepped = Stepped(
         {"t": handler(seen, retry=FOR_EVER)},

@@ -1,4 +1,4 @@
-"""Time limits: a handler that takes too long is interrupted, wherever its call is by then."""
+"""Time limits: a handler that takes too long is interrupted at any place."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def test_a_message_says_how_often_it_was_over_its_limit() -> None:
 
 
 def interrupted_at(step: int, slot: ExecutionSlot, work: Message) -> tuple[object, bool]:
-    """Interrupt a call at its so-many-th step in Python; return what came of it, and whether it has so many steps."""
+    """Interrupt a call at its n-th step in Python; return the result, and whether it has so many steps."""
     code = {handler_calls.call.__code__, handler_calls._call.__code__, CallGuard.settle.__code__, quick.__code__}
     count, fired = 0, False
 

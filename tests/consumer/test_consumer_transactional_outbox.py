@@ -29,7 +29,7 @@ from penstock.testing import TestClock
 
 
 class Runner:
-    """Stands in for a `TransactionRunner`: what is committed, and what is to go wrong, once each."""
+    """Replaces a `TransactionRunner`: keeps the commits, and fails as planned, once each."""
 
     def __init__(self) -> None:
         self.committed_values: list[bytes | None] = []

@@ -1,4 +1,4 @@
-"""What a consumer says of itself: stuck handlers with their stacks, why a partition stands, counts that add up."""
+"""Reports of a consumer on itself: stuck handlers with stacks, why a partition stands still, counts that add up."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def running(
     stall_after: float = 5.0,
     **options: object,
 ) -> Iterator[LitePushConsumer]:
-    """Run a consumer whose clock goes on by itself, and let go what is stuck at the end."""
+    """Run a consumer with a running clock, and release stuck handlers at the end."""
     broker = TestBroker()
     broker.create_topic("t", 1)
     for value in values:

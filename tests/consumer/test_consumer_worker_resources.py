@@ -37,7 +37,7 @@ class Sessions:
 
 
 def fed(count: int, value: bytes = b"x", broker: TestBroker | None = None) -> TestBroker:
-    """Return a broker with so many messages in topic "t", each of a key of its own."""
+    """Return a broker with so many messages in topic "t", each with its own key."""
     broker = broker or TestBroker()
     if "t" not in broker.topics():
         broker.create_topic("t", 1)
