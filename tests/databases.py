@@ -75,7 +75,7 @@ def path_of(database: TestDatabase) -> str:
 
 
 def new_database(server: str) -> TestDatabase:
-    """Make a database of its own on a server; MariaDB compares texts by each character there, as PostgreSQL does."""
+    """Make a separate database on a server; MariaDB compares texts by each character there, as PostgreSQL does."""
     name, url = f"test_{uuid.uuid4().hex}", sa.make_url(server)
     is_mysql = url.get_backend_name() == "mysql"
     with sa.create_engine(server, isolation_level="AUTOCOMMIT", poolclass=NullPool).connect() as connection:

@@ -42,7 +42,7 @@ def stage(dockerfile: Path, name: str | None = None) -> dict[str, str]:
 
 
 def command_of(dockerfile: Path) -> list[str]:
-    """Return what an image runs, without `penstock`, which must be its entrypoint in the exec form."""
+    """Return the command of an image, without `penstock`, which must be its entrypoint in the exec form."""
     found = stage(dockerfile)
     assert json.loads(found["ENTRYPOINT"]) == ["penstock"], "a shell would keep signals to itself"
     arguments: list[str] = json.loads(found["CMD"])

@@ -1,4 +1,4 @@
-"""What penstock uses of an admin client besides its questions; a test adds those that it answers."""
+"""The parts of an admin client that penstock uses besides its requests; a test adds the requests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class FakeAdmin:
 
     @cached_property
     def words(self) -> ClientWords:
-        """What the client said last: nothing."""
+        """The last log lines of the client: none."""
         return ClientWords({}, None)
 
     def poll(self, _timeout: float) -> int:

@@ -1,4 +1,4 @@
-"""Judges what happened to messages: histories of handler calls and of commits against what was produced.
+"""Judges the handling of messages: compares histories of handler calls and commits with the produced messages.
 
 Pure: no Kafka, no clock. All times are seconds on one clock that all processes of a machine share. `examine` names
 every fault it finds; a test asserts that there is none. What counts as a fault:
@@ -292,7 +292,7 @@ def _end(call: Call) -> float:
 def _early_commits(
     commits: Iterable[Commit], produced: Mapping[Place, str], first_ends: Mapping[Place, float]
 ) -> Iterator[str]:
-    """Name the commits that tell of a message as done that was not. Each message is looked at in its first commit."""
+    """Name the commits that report an unfinished message as done. Each message is checked in its first commit."""
     open_offsets: dict[int, list[int]] = defaultdict(list)
     for partition, offset in sorted(produced, reverse=True):
         open_offsets[partition].append(offset)

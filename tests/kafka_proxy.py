@@ -32,7 +32,7 @@ _FLEXIBLE_INIT = 2
 
 
 class What(Enum):
-    """What a fault does."""
+    """The effect of a fault."""
 
     DROP_REQUEST = "the request never arrives"
     DROP_ANSWER = "the answer never arrives"
@@ -53,7 +53,7 @@ class End(NamedTuple):
 
 
 class Identity(NamedTuple):
-    """What the broker answered to InitProducerId."""
+    """The broker's answer to InitProducerId."""
 
     producer_id: int
     epoch: int
@@ -84,7 +84,7 @@ class Fault:
     _answered: asyncio.Event = field(default_factory=asyncio.Event)
 
     def take(self, api: int, frame: bytes) -> bool:
-        """Tell whether it happens to this request, and count."""
+        """Return whether it applies to this request, and count."""
         if api != self.api or self.fired == self.times or self.holding not in frame:
             return False
         if self.committed is not None and read_end(frame).committed is not self.committed:
@@ -202,11 +202,11 @@ class KafkaProxy:
         assert armed.fired, f"the fault did not happen: {what.value}"
 
     def release(self, fault: Fault) -> None:
-        """Let go what a fault holds."""
+        """Release the requests that a fault holds."""
         self._loop.call_soon_threadsafe(fault._released.set)
 
     def let_go(self, fault: Fault) -> None:
-        """Let go what a fault holds, and wait until all of it went on its way."""
+        """Release the requests that a fault holds, and wait until all are forwarded."""
         self.release(fault)
         wait_until(lambda: fault.went_on == fault.fired)
 

@@ -1,4 +1,4 @@
-"""The logs of one half partition, a coordinator on them that may be restarted at any step, and what must come of it.
+"""The logs of one half partition, a coordinator on them that may be restarted at any step, and the expected result.
 
 All of it is chosen by a seed: what is written to the logs, how far they are read, what is published, which Kafka
 transactions fail or end in doubt, which logs are truncated, and when the coordinator restarts from what is left.
@@ -29,7 +29,7 @@ ENDS = frozenset({Verdict.COMMIT, Verdict.ROLLBACK, Verdict.DISCARD})
 
 @dataclass
 class Life:
-    """A transaction as its producer knows it; one that comes back from the discarded topic begins another life."""
+    """A transaction as its producer knows it; a resumed one from the discarded topic begins another life."""
 
     transaction_id: str
     count: int
@@ -51,7 +51,7 @@ class Life:
 
 
 def payload_of(transaction_id: str, number: int) -> bytes:
-    """Return what a message says: no two say the same."""
+    """Return a message's value: each is unique."""
     return f"{transaction_id} {number}".encode()
 
 
@@ -95,7 +95,7 @@ class World:
         self.marks = DoneMarks(Mark(len(self.done), max(halves), max(ops)))
 
     def look_at_the_clock(self) -> None:
-        """Let what is due go, as a coordinator does once it has read what there was when it began."""
+        """Release due transactions, as a coordinator does after it has read the logs' content at its start."""
         if self.state.op_position >= len(self.ops):
             self.state.now_ms = self.now_ms
 
@@ -228,7 +228,7 @@ class World:
             self.state.skip_op(offset)
 
     def snapshot(self) -> list[Pending]:
-        """Choose the lower part of what is in the half log alone, now and then."""
+        """Sometimes choose the lower part of the records that are only in the half log."""
         if self.chance.random() < 0.7:
             return []
         lower: list[Pending] = []
@@ -288,7 +288,7 @@ class World:
         self.happened[end] += 1
 
     def is_out(self, pending: Pending) -> bool:
-        """Tell whether a transaction cannot be published: a target takes nothing, or its payload is not in memory."""
+        """Return whether a transaction cannot be published: a target refuses, or its payload is not in memory."""
         return pending.dropped is not None or any(half.topic in self.out for half in pending.halves)
 
     def take_hold(self, batch: CommitBatch, record: Done) -> None:
@@ -302,7 +302,7 @@ class World:
         self.done.append(record)
 
     def try_apart(self) -> None:
-        """Publish some of what is set aside for a topic's sake, as far as it is in memory; this moves no positions."""
+        """Publish some set-aside transactions of a topic, if they are in memory; this moves no positions."""
         topic, limit = self.chance.choice(("topic", "other")), self.chance.choice((1, 100))
         some = self.state.queue.set_aside.take(topic, limit, lambda _: False)
         for pending in some:
@@ -322,13 +322,13 @@ class World:
         self.refused += sum(len(self.state.judge_held(name)) for name in names)
 
     def mark(self, batch: CommitBatch, *, in_flight: bool) -> None:
-        """Note on what a Kafka transaction settles or writes down again that it is under way, or is not any more."""
+        """Mark the transactions of a Kafka transaction as under way, or no longer so."""
         snapshotted = [self.state.pending.get(snapshot.note.transaction_id) for snapshot in batch.snapshots]
         for pending in (*batch.decided, *filter(None, snapshotted)):
             pending.in_flight = in_flight
 
     def go_on_before_it_is_known(self) -> None:
-        """What was discarded is visible to all: it may be brought back, and read, before the coordinator knows."""
+        """A discarded transaction is visible to all: it may be resumed, and read, before the coordinator knows."""
         self.resume()
         self.begin()
         for _ in range(self.chance.choice((1, 2, 5))):
@@ -365,7 +365,7 @@ class World:
             self.happened["loaded"] += 1
 
     def truncate(self) -> None:
-        """Delete what is not needed any more."""
+        """Delete the records that are no longer needed."""
         state = self.state
         self.marks.add(Mark(len(self.done), state.half_position, state.op_position))
         snapshotted = [p.snapshot_at or 0 for p in state.places.snapshotted.values()][:1]
@@ -498,7 +498,7 @@ class World:
             assert turns == sorted(turns), "per key in the order of decisions"
 
     def first_decision(self, life: Life) -> Verdict | None:
-        """Return what the op log says: the first decision, unless it is a COMMIT that was taken back in time."""
+        """Return the decision in the op log: the first one, unless it is a COMMIT that was taken back in time."""
         decided = None
         for op, appended_ms, place in self.valid(life):
             if decided is None and op.verdict in ENDS and (op.verdict is Verdict.ROLLBACK or life.is_whole):

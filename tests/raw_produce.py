@@ -1,4 +1,4 @@
-"""Writes what the client library refuses to: a record with a header whose name is not UTF-8, byte by byte.
+"""Writes a record that the client library refuses, byte by byte: with a header whose name is not UTF-8.
 
 Sources: Kafka's protocol guide, Produce v3, and its record batch format v2. Both are big-endian.
 """

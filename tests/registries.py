@@ -66,7 +66,7 @@ def order(kind: str, number: int) -> Any:
 
 
 class HttpRegistry:
-    """A registry with one schema, of Avro, whose id is 1; or with those of `schemas`."""
+    """A registry with one Avro schema, whose id is 1; or with those of `schemas`."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -77,7 +77,7 @@ class HttpRegistry:
         self.asked: list[str] = []
 
     def client(self) -> SchemaRegistryClient:
-        """Return a client that does not try again by itself."""
+        """Return a client without retries."""
         return SchemaRegistryClient({"url": self.url, "timeout": 30, "max.retries": 0})
 
     def answer(self, path: str) -> tuple[int, object]:

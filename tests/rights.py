@@ -1,4 +1,4 @@
-"""Rights on a secured broker, as values: given to a user, taken again, and compared with what was asked for."""
+"""Permissions on a secured broker, as values: given, removed, and compared with the requested ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An app that stalls in every way that one can, in a process of its own: for who names the causes elsewhere."""
+"""A process with an app that stalls in every possible way, for tests of the named causes."""
 
 from __future__ import annotations
 

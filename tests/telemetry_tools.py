@@ -40,7 +40,7 @@ READING = SimpleNamespace(
 
 
 class Recorded:
-    """A pair of providers and what they were given."""
+    """A pair of providers with their spans and metrics."""
 
     def __init__(self, sampler: Sampler = ALWAYS_ON) -> None:
         self._exporter = InMemorySpanExporter()
@@ -57,7 +57,7 @@ class Recorded:
         return [span for span in self._exporter.get_finished_spans() if name is None or span.name == name]
 
     def span(self, name: str) -> ReadableSpan:
-        """Return the one span of that name."""
+        """Return the only span of that name."""
         (found,) = self.spans(name)
         return found
 

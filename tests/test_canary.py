@@ -1,4 +1,4 @@
-"""What is looked for while tests run against the secured broker is found where it shows."""
+"""The search of tests on the secured broker finds a planted canary."""
 
 from __future__ import annotations
 

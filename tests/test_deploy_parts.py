@@ -1,4 +1,4 @@
-"""`deploy/kubernetes`, `deploy/helm`, `deploy/compose.yaml`: what they start exists, and is probed where it answers."""
+"""`deploy/kubernetes`, `deploy/helm`, `deploy/compose.yaml`: their commands exist and are probed at their addresses."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def pods(documents: Documents) -> Iterator[tuple[Started, dict[str, Any], dict[s
 
 
 def require_started(started: Started) -> None:
-    """Fail unless the command of what is started, its options and its app exist, and it listens where it is reached."""
+    """Fail unless a started command, its options and its app exist, and it listens at the probed address."""
     options = require_command(started.arguments, started.environment)
     assert started.environment["PENSTOCK_BOOTSTRAP_SERVERS"]
     if started.arguments[0] == "run":

@@ -1,4 +1,4 @@
-"""What works with the four packages that penstock depends on, and what is said where an extra is missing."""
+"""Functions that work with penstock's four dependencies alone, and the errors for a missing extra."""
 
 from __future__ import annotations
 

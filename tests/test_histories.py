@@ -24,7 +24,7 @@ def judged(
 
 
 def out_of_order(report: Report) -> bool:
-    """Tell whether that, and nothing else, is wrong."""
+    """Return whether this is the only fault."""
     others = (report.unknown, report.overlaps, report.early_commits, report.regressions)
     assert not any(others), report.faults
     return bool(report.out_of_order)

@@ -1,4 +1,4 @@
-"""What a message says of its record, and what may go out as one."""
+"""The attributes of a message, and the limits of outgoing ones."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock.transactions.messages import Terms, a_half
 
 
 class Timed(FixedRecord):
-    """A record of a producer that wrote -1 for its time: that comes with the type of its own clock."""
+    """A record of a producer that wrote -1 as time: it has the type of the producer's clock."""
 
     def timestamp(self) -> tuple[int, int]:
         return 1, -1

@@ -1,4 +1,4 @@
-"""An option list that several functions take: each shows it, fills in what is left out, and refuses other names."""
+"""An option list for several functions: each shows it, fills in defaults, and refuses other names."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Tea(TypedDict, total=False):
 
 @takes_options(Tea, {"leaf": "green", "minutes": 3.0})
 def brew(cup: str, *, hot: bool = True, **options: Unpack[Tea]) -> tuple[str, bool, Tea]:
-    """Return what it was given."""
+    """Return its options."""
     return cup, hot, options
 
 

@@ -42,7 +42,7 @@ CANARY = re.compile(".{0,80}canary.{0,80}")
 
 
 class PoisonError(Exception):
-    """What the handler raises; its text quotes the message, as such texts do."""
+    """A handler's error; its text quotes the message, as such texts do."""
 
 
 @dataclasses.dataclass
@@ -63,7 +63,7 @@ class Watched:
         return cls(app, spans, metrics)
 
     def texts(self, test: TestApp) -> Iterator[tuple[str, str]]:
-        """Return what it tells, with where that was found."""
+        """Return all its texts, with their places."""
         yield "explain", "\n".join(map(str, test.explain()))
         yield "repr of explain", repr(test.explain())
         yield "statistics", repr(test.statistics())
@@ -132,7 +132,7 @@ def test_what_is_held_by_a_key_shows_neither_in_explain_nor_in_the_objects_of_th
 
 
 class WithTexts(logging.Formatter):
-    """Adds the text of what a handler raised, as docs/security.md says."""
+    """Adds the text of a handler's exception, as docs/security.md says."""
 
     def format(self, record: logging.LogRecord) -> str:
         failure = getattr(record, "failure", None)

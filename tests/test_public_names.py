@@ -113,7 +113,7 @@ def written(found: Callable[..., object]) -> ast.stmt:
 
 
 def parts_of(node: ast.stmt, name: str) -> list[ast.stmt]:
-    """Return the public signatures and fields of what is public under a name."""
+    """Return the public signatures and fields of a public name."""
     if not isinstance(node, ast.ClassDef):
         return [node]
     if name in INNER:
@@ -159,7 +159,7 @@ def raised_by(node: ast.AST) -> Iterator[str]:
 
 
 def names_of_penstock(module: str) -> set[str]:
-    """Return what a module defines or imports from penstock, type variables left out."""
+    """Return the names that a module defines or imports from penstock, without type variables."""
     home = importlib.import_module(module)
     tree = ast.parse(Path(inspect.getfile(home)).read_text())
     found = set()
@@ -176,7 +176,7 @@ def names_of_penstock(module: str) -> set[str]:
 
 @cache
 def own_errors() -> set[str]:
-    """Return the names of all that penstock raises, wherever it is defined."""
+    """Return the names of all exceptions that penstock raises."""
     return {
         node.name
         for path in Path(penstock.__file__).parent.rglob("*.py")

@@ -1,4 +1,4 @@
-"""The judges of the history of handlers that publish find what they are there to find."""
+"""The judges of the history of publishing handlers find planted faults."""
 
 from __future__ import annotations
 

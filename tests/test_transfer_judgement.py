@@ -1,4 +1,4 @@
-"""The judge of the coordinators' chaos finds what it is there to find."""
+"""The judge of the coordinators' chaos finds planted faults."""
 
 from __future__ import annotations
 

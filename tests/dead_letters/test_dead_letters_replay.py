@@ -1,4 +1,4 @@
-"""What a replay raises where several things fail at once, by a log and a producer that are made up."""
+"""The errors of a replay if several things fail at once, with a fake log and producer."""
 
 from __future__ import annotations
 

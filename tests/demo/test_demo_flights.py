@@ -1,4 +1,4 @@
-"""Reading the flights: the built-in file, a user's own, and what is said when it cannot be."""
+"""Reading the flights: the built-in file, a user's own file, and the errors."""
 
 from __future__ import annotations
 

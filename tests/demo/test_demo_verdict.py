@@ -22,7 +22,7 @@ DEPARTED = [flight for flight in FLIGHTS if flight.departed]
 
 
 def seen(flights: list[Flight]) -> Fleet:
-    """Return what the app makes of messages that come in this order."""
+    """Return the app's results for messages in this order."""
     fleet = Fleet(PLAN.poison)
     for flight in flights:
         message = Message.of(flight.to_json())
@@ -35,7 +35,7 @@ def seen(flights: list[Flight]) -> Fleet:
 
 
 def evidence(fleet: Fleet) -> Evidence:
-    """Return what is found where everything is as promised."""
+    """Return the findings of a run in which every promise was kept."""
     return Evidence(
         recorded=[flight.sequence for flight in DEPARTED],
         published=DEPARTED,

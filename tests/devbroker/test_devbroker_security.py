@@ -11,7 +11,7 @@ from penstock.errors import ConfigurationError, DevBrokerError
 
 
 def client_of(broker: DevBroker, user: User | None = None) -> AdminClient:
-    """Return a bare client of a user; of the one that may do everything where none is given."""
+    """Return a bare client of a user; without one, of the administrator."""
     config = broker.admin_config if user is None else user.config
     return AdminClient({**config, "bootstrap.servers": broker.bootstrap_servers, "log_level": 0})
 

@@ -1,4 +1,4 @@
-"""A reader's terminal: the commands of a page run in order, in one folder, and print what the page says."""
+"""A reader's terminal: the commands of a page run in order, in one folder, and print the lines of the page."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class Terminal:
         return subprocess.Popen(["bash", "-c", command], cwd=self.folder, env=self.environment)
 
     def _spark_was_late(self) -> bool:
-        """Tell whether Spark gave Python up, which has ten seconds to start there: too few on a busy machine."""
+        """Return whether Spark gave Python up, which has ten seconds to start there: too few on a busy machine."""
         log = self.folder / "spark.log"
         return log.exists() and "Python worker failed to connect back" in log.read_text()
 
@@ -130,7 +130,7 @@ class Terminal:
 
 @contextmanager
 def terminal(folder: Path, given: Mapping[str, str], started: tuple[str, ...] = ()) -> Iterator[Terminal]:
-    """Open a terminal in a folder; what runs in its background ends with it."""
+    """Open a terminal in a folder; its background processes end with it."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     # The JVMs of the pages live for seconds: their second compiler would take more than it gives.
     quick = {"COLUMNS": "200", "SPARK_LOCAL_IP": "127.0.0.1", "JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1"}
@@ -145,7 +145,7 @@ def terminal(folder: Path, given: Mapping[str, str], started: tuple[str, ...] = 
 
 
 def in_order(wanted: list[str], printed: str) -> bool:
-    """Tell whether all that is wanted stands in what was printed, in that order; blanks count as one space."""
+    """Return whether the output has all wanted texts in this order; blanks count as one space."""
     rest = re.sub(r"[ \t]+", " ", printed)
     for line in wanted:
         part = re.sub(r"[ \t]+", " ", line.strip().removeprefix(LEFT_OUT).removesuffix(LEFT_OUT).strip())

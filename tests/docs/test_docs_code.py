@@ -134,7 +134,7 @@ async def _awaited(done: Any) -> None:
 
 
 def is_an_example(block: Block) -> bool:
-    """Tell whether a block is a program of `examples`, which runs as one."""
+    """Return whether a block is a program of `examples`, which has its own test."""
     return any(block.text.strip() in one.read_text() for one in (ROOT / "examples").glob("*.py"))
 
 
@@ -156,7 +156,7 @@ def test_what_a_block_names_of_penstock_exists_and_takes_what_it_is_given(block:
 
 
 def found(node: ast.expr) -> Any:
-    """Return what `penstock.a.b`, or `app.a`, stands for; None where it is nothing of ours."""
+    """Return the object of `penstock.a.b` or `app.a`; None if it is not penstock's."""
     first, *names = ast.unparse(node).split(".")
     here: Any = penstock if first == "penstock" else KINDS.get(first)
     if here is None or (first in KINDS and not names):
@@ -200,7 +200,7 @@ def command_line() -> Any:
 
 
 def has_its_options(command: str) -> bool:
-    """Tell whether a command, and all options it is shown with, exist."""
+    """Return whether a command and all its shown options exist."""
     here = command_line()
     known = {name for one in here.params for name in [*one.opts, *one.secondary_opts]}
     known |= {"--help", "-h", "--install-completion"}

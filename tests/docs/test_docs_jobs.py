@@ -1,4 +1,4 @@
-"""The pages of the five jobs do what they say: their programs and commands run in order, on the Kafka of the run."""
+"""The pages of the five jobs are correct: their programs and commands run in order, on the Kafka of the run."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_an_app_goes_live_on_a_secured_kafka_and_is_freed_of_what_hangs(tmp_path
 
 
 def free_ports(count: int) -> list[int]:
-    """Find ports in a row that are free now, below those that Linux gives to connections by itself."""
+    """Find free ports in a row, below those that Linux chooses for connections."""
     while True:
         first = random.randrange(27_000, 32_000)  # noqa: S311 - a port is no secret
         ports = list(range(first, first + count))

@@ -1,4 +1,4 @@
-"""What the pages name exists: tests that hold a guarantee, links, anchors, pictures, public names in the reference."""
+"""All names on the pages exist: tests of guarantees, links, anchors, pictures, public names in the reference."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_links_lead_to_files_and_headings_that_exist(page: Path) -> None:
 
 
 def leads_somewhere(page: Path, link: str) -> bool:
-    """Tell whether a file and its heading exist, as GitHub finds them."""
+    """Return whether a file and its heading exist, as GitHub finds them."""
     place, _, anchor = link.partition("#")
     target = page.parent / place if place else page
     if not target.exists():

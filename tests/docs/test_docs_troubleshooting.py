@@ -1,4 +1,4 @@
-"""Every log line that the page on troubleshooting quotes is one that the code writes."""
+"""Every quoted log line of the page on troubleshooting is written by the code."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def texts(node: ast.expr) -> list[str]:
 
 
 def quoted() -> list[str]:
-    """Return what stands in the first cells of the tables by log line."""
+    """Return the first cells of the tables by log line."""
     tables = PAGE.split("## By log line", 1)[1].split("## By error")[0]
     cells = re.findall(r"^\| (`.*?`) \| [^`\n]*?[^|\n]* \| [^|\n]* \|$", tables, re.MULTILINE)
     lines = []
@@ -48,7 +48,7 @@ def quoted() -> list[str]:
 
 
 def matcher(line: str) -> re.Pattern[str]:
-    """Return what finds a quoted line among logged texts: `...` stands for anything."""
+    """Return a pattern of a quoted line: `...` matches anything."""
     return re.compile(".*".join(re.escape(part.strip()) for part in line.split("...")), re.DOTALL)
 
 

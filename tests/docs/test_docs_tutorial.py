@@ -1,4 +1,4 @@
-"""The tutorial does what it says: its programs and commands run in order, in an empty folder, on its own Kafka."""
+"""The tutorial is correct: its programs and commands run in order, in an empty folder, on its own Kafka."""
 
 from __future__ import annotations
 

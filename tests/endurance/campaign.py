@@ -33,7 +33,7 @@ DONE_S, _LOOK_S = 600.0, 1.0
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a campaign came to; a line of the results.
+    """The result of a campaign; a line of the results file.
 
     Attributes:
         seed: of its faults and senders.
@@ -141,7 +141,7 @@ def _run(stage: Stage, seed: int, protocol: str, seconds: float, records: int) -
 
 
 def _is_done(stage: Stage, watch: Watch) -> bool:
-    """Tell whether everything is where it belongs; readers of the end judge, this only says when to begin."""
+    """Return whether everything seems to be in its place: a signal to begin the judgement, not the judgement."""
     servers, seen = stage.cluster.bootstrap_servers, watch.seen
     fed = {topic: sum(ends(servers, topic, PARTITIONS).values()) for topic in INPUTS}
     with stage.connect() as connection:
@@ -156,7 +156,7 @@ def _is_done(stage: Stage, watch: Watch) -> bool:
 
 
 def _await(condition: Callable[[], bool], what: str) -> bool:
-    """Wait until something is so, and tell whether it is; what cannot be asked now is asked again."""
+    """Wait until a condition holds, and return whether it does; a failing question is repeated."""
     deadline = now() + DONE_S
     while now() < deadline:
         try:

@@ -233,7 +233,7 @@ def _gaps(history: History) -> Iterator[tuple[str, float, float]]:
 
 
 def _descents(numbered: Iterable[tuple[str, int]]) -> Iterator[tuple[str, int]]:
-    """Return what stands behind a greater number of its line."""
+    """Return the items that come after a greater number of their line."""
     highest: dict[str, int] = defaultdict(lambda: -1)
     for line, number in numbered:
         if number < highest[line]:

@@ -1,4 +1,4 @@
-"""What the processes of a campaign share: their options, their history, their clock and their end.
+"""The common parts of a campaign's processes: their options, history, clock and end.
 
 A child writes its history to its standard output, a pipe that another process keeps in a file: so it survives SIGKILL,
 and a limit on the size of this process's files does not touch it.

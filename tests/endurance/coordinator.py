@@ -1,4 +1,4 @@
-"""A coordinator process of the endurance campaign: it settles what is sent by the store in Kafka and by that in SQL."""
+"""A coordinator process of the endurance campaign: it settles the transactions of the stores in Kafka and in SQL."""
 
 from __future__ import annotations
 

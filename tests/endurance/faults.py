@@ -204,7 +204,7 @@ HARMS: dict[str, Harm] = {
 
 
 class Harming:
-    """Does what was planned, each fault on a thread of its own; `faults` is what happened."""
+    """Injects the planned faults, each on its own thread; `faults` has those that happened."""
 
     def __init__(self, stage: Stage, planned: list[Planned], seed: int) -> None:
         self._stage, self._planned, self._seed = stage, planned, seed

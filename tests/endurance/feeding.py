@@ -21,7 +21,7 @@ _FLUSH_S, _LOOK_S = 120.0, 0.5
 
 
 class Watch:
-    """Reads what becomes visible, in no group, and the tables, and notes when each stream goes on."""
+    """Reads visible records, without a group, and the tables; records the progress of each stream."""
 
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
@@ -70,7 +70,7 @@ class Watch:
 
 
 class Feeder:
-    """Feeds numbered messages to the topics of the workers at a rate, from a thread of its own."""
+    """Feeds numbered messages to the topics of the workers at a rate, from its own thread."""
 
     def __init__(self, servers: str, rate: float) -> None:
         self._producer = Producer({"bootstrap.servers": servers, "enable.idempotence": True, "linger.ms": 20})

@@ -1,4 +1,4 @@
-"""Reads what a campaign left in topics, tables and files, as the checker wants it."""
+"""Reads the results of a campaign from topics, tables and files for the checker."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class RolledBackError(Exception):
 
 
 def is_quiet() -> bool:
-    """Tell whether nothing more shall be sent."""
+    """Return whether sending shall end."""
     return stopping.is_set() or (Path(options["folder"]) / "quiet").exists()
 
 

@@ -1,4 +1,4 @@
-"""The Spark query of the endurance campaign: what the store in Kafka publishes, into a table of PostgreSQL."""
+"""The Spark query of the endurance campaign: published messages of the store in Kafka into a table of PostgreSQL."""
 
 from __future__ import annotations
 

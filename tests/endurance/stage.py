@@ -50,7 +50,7 @@ class Role:
         self._keepers: list[subprocess.Popen[bytes]] = []
 
     def start(self) -> None:
-        """Start the next process, in a process group of its own; others keep what it writes."""
+        """Start the next process, in its own process group; other files keep its output."""
         self._instances += 1
         options = {**self._options, "role": self.name, "instance": f"{self.name}.{self._instances}"}
         self._keepers = [self._keeper(self.history), self._keeper(self.log)]
@@ -72,7 +72,7 @@ class Role:
 
     @property
     def history(self) -> Path:
-        """The file with what the process wrote down."""
+        """The file of the process's history."""
         return self._folder / f"{self.name}.{self._instances}.jsonl"
 
     @property
@@ -122,12 +122,12 @@ class Role:
                 keeper.wait()
 
     def limit_files(self, most_bytes: int) -> None:
-        """Let no file of its process grow beyond so many bytes; no right is needed for that, nor to lift it again."""
+        """Limit the size of its process's files; this needs no permission, and neither does lifting it."""
         resource.prlimit(self.process.pid, resource.RLIMIT_FSIZE, (most_bytes, resource.RLIM_INFINITY))
 
 
 class Stage:
-    """Everything that a campaign runs on and what it runs; a context manager."""
+    """The servers and processes of a campaign; a context manager."""
 
     def __init__(self, folder: Path, seed: int, protocol: str, threads: int, pause: float) -> None:
         self.folder = folder
@@ -235,7 +235,7 @@ class Stage:
         return f'-h "" -k {info.socket_dir}'
 
     def _supervise(self) -> None:
-        """Start another process for each that ended by itself, as a supervisor would."""
+        """Start a successor of each process that ended by itself, as a supervisor would."""
         while not self._stopping.wait(_RESTART_S):
             for role in self.roles.values():
                 if role.lock.acquire(blocking=False):

@@ -114,7 +114,7 @@ def with_swapped_halves(history: History) -> History:
 
 
 def without_visible(history: History, *places: tuple[str, int]) -> History:
-    """Leave messages out of what is visible, by transaction and part."""
+    """Remove visible messages, by transaction and part."""
     return replace(history, visible=[record for record in history.visible if (record.name, record.part) not in places])
 
 

@@ -33,7 +33,7 @@ app = penstock.App(
 
 
 class OnPurposeError(Exception):
-    """What the campaign's own handlers raise."""
+    """An error that the campaign's own handlers raise."""
 
 
 def begun(messages: Sequence[penstock.Message]) -> list[int]:

@@ -28,7 +28,7 @@ class Program:
     output: Path
 
     def lines(self) -> list[str]:
-        """Return what it printed."""
+        """Return its output."""
         return self.output.read_text().splitlines()
 
     def wait_for(self, condition: Callable[[list[str]], bool]) -> None:
@@ -71,7 +71,7 @@ class Examples:
         self._started = 0
 
     def python(self, *arguments: str) -> str:
-        """Run a Python program to its end and return what it printed; it must succeed."""
+        """Run a Python program to its end and return its output; it must succeed."""
         done = subprocess.run(
             [sys.executable, *arguments],
             cwd=EXAMPLES,
@@ -89,7 +89,7 @@ class Examples:
         return self.python("feed.py", topic)
 
     def penstock(self, *arguments: str) -> str:
-        """Run a command of penstock to its end and return what it printed; it must succeed."""
+        """Run a command of penstock to its end and return its output; it must succeed."""
         return self.python("-m", "penstock", *arguments)
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""The smallest programs with transactions print what was committed."""
+"""The smallest programs with transactions print the committed messages."""
 
 from __future__ import annotations
 

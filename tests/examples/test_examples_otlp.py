@@ -1,4 +1,4 @@
-"""The example of OTLP against a small collector on the loopback address, which keeps what it is sent."""
+"""The example of OTLP with a small collector on the loopback address, which keeps what it gets."""
 
 from __future__ import annotations
 

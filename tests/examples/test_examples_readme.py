@@ -1,4 +1,4 @@
-"""What the README and the docs say of files, names and tests is so."""
+"""The README and the docs are right about files, names and tests."""
 
 from __future__ import annotations
 

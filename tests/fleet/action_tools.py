@@ -17,7 +17,7 @@ TOKEN, OF_COMMANDS = "right" * 5, "right" * 6
 
 
 class Answer(NamedTuple):
-    """What a server answered; names of headers in small letters."""
+    """An answer of a server; header names are in small letters."""
 
     status: int
     headers: Mapping[str, str]
@@ -30,7 +30,7 @@ class Answer(NamedTuple):
 
 
 def request(address: object, path: str, body: object = None, **headers: str) -> Answer:
-    """Return what an address answers; a body is posted, as JSON unless it is bytes."""
+    """Return the answer of an address; a body is posted, as JSON unless it is bytes."""
     data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
     connection = http.client.HTTPConnection(str(address).removeprefix("http://"), timeout=100)
     given = {name.replace("_", "-"): value for name, value in headers.items()}
@@ -51,7 +51,7 @@ def served(around: ActionContext, token: str | None = TOKEN, visitors: Visitors 
 
 
 def act(address: str, name: str, token: str = TOKEN, **parameters: object) -> tuple[int, dict[str, Any]]:
-    """Ask for an action; return the status and what was answered."""
+    """Ask for an action; return the status and the body."""
     to = f"/api/actions/{name}"
     answer = request(address, to, parameters, Authorization=f"Bearer {token}", Content_Type="application/json")
     return answer.status, answer.content

@@ -1,4 +1,4 @@
-"""The page in a real browser: what it names, that nothing planted runs, by keyboard, on a phone, and its actions."""
+"""The page in a real browser: its content, planted scripts, keyboard, phone, and its actions."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ IDS = {name: new_id() for name in ("kafka", "sql", "file")}
 
 
 def stores() -> list[Group]:
-    """Return three coordinators: of a store in Kafka, of one that hears commands, and of one that does not."""
+    """Return three coordinators: of a store in Kafka, one that listens for commands, and one that does not."""
     hears = {"store": "other", "group": "sql.coordinator", "member": "vm-1"}
     found = []
     for name, operator in (("kafka", {"store": "kafka"}), ("sql", hears), ("file", {"store": "other"})):

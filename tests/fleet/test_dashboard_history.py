@@ -1,4 +1,4 @@
-"""The last half hour in series: what a point is made of, what a restart does, and that nothing grows without end."""
+"""The series of the last half hour: the content of a point, the effect of a restart, and bounded growth."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One message of the page, read by a user who may not."""
+"""A message on the page, read by a user without the permission."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sentences that name causes: for each state that a partition may be in, for what is silent, and how they add up."""
+"""Sentences that name causes: for each state of a partition, for silent members, and their sums."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page's addresses over HTTP: what they answer, to whom, and that no browser costs anything."""
+"""The page's addresses over HTTP: their answers, their readers, and the cost of browsers."""
 
 from __future__ import annotations
 

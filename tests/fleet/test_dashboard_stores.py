@@ -53,7 +53,7 @@ class Store:
         return act(self.address, name, transaction_id=transaction_id, **whom, **parameters)
 
     def report(self, transactions: int) -> Report:
-        """Return a report of the coordinator that has so many transactions."""
+        """Return a report of the coordinator with so many transactions."""
         with ReportReader(self.servers, topic=f"reports.{self.topic}") as reader:
 
             def found() -> list[Report]:
@@ -64,12 +64,12 @@ class Store:
             return wait_until(found, 90)[0]  # type: ignore[no-any-return] # a report
 
     def acts(self, transaction_id: str) -> list[tuple[str, str]]:
-        """Return what was done to a transaction, by whom and why."""
+        """Return the actions on a transaction, with actor and reason."""
         acts = self.administration.acts(transaction_id)
         return [(act.what, ": ".join(filter(None, (act.who, act.why)))) for act in acts]
 
     def audited(self, identity: str) -> list[tuple[str, str, Outcome | None]]:
-        """Return what the audit tells of an action: kinds of records, by whom, and what came of it."""
+        """Return the audit of an action: kinds of records, actors, and results."""
         every = audit_records(self.servers, {}, f"audit.{self.topic}", 1000)
         return [(each.kind.value, each.by, each.outcome) for each in every if each is not None and each.id == identity]
 

@@ -1,4 +1,4 @@
-"""A process whose topic or broker goes away says so, and goes on by itself; rights are in tests/security."""
+"""A process whose topic or broker goes away reports it, and goes on by itself; tests/security has permissions."""
 
 from __future__ import annotations
 

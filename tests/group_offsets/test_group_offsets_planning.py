@@ -1,4 +1,4 @@
-"""What a changed commit means is what a model of sets says: which offsets are done before, and which are after."""
+"""A changed commit has the meaning of a model of sets: which offsets are done before and after."""
 
 from __future__ import annotations
 

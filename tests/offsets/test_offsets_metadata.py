@@ -109,7 +109,7 @@ def test_nothing_done_above_the_commit_point_is_an_empty_string() -> None:
 
 
 def forged(kind: str, content: bytes) -> str:
-    """Return a map at 7 whose checksum is right, whatever it holds."""
+    """Return a map at 7 with a correct checksum and any content."""
     checksum = zlib.crc32(content, zlib.crc32(kind.encode(), zlib.crc32((7).to_bytes(8, "big", signed=True))))
     return f"p2{kind}{base64.b85encode(checksum.to_bytes(4, 'big') + content).decode()}"
 

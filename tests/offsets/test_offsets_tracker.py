@@ -1,4 +1,4 @@
-"""The watermark never passes an offset that is not done, whatever the order of completion (I3, I4)."""
+"""The watermark never passes an offset that is not done, in any order of completion (I3, I4)."""
 
 from __future__ import annotations
 

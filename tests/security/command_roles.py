@@ -1,4 +1,4 @@
-"""The main paths of `penstock run`, `penstock coordinator` and `penstock doctor`, as `roles` has those of the library.
+"""The main paths of `penstock run`, `penstock coordinator` and `penstock doctor`; `roles` has those of the library.
 
 Settings are in the environment, as an operator gives them: a command line is seen by all who are on the machine.
 """

@@ -1,4 +1,4 @@
-"""The table of permissions in docs/security.md, compared with what a broker was asked for."""
+"""The table of permissions in docs/security.md, compared with the requests that a broker received."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ WITH_DESCRIBE = frozenset({"READ", "WRITE", "DELETE", "ALTER"})
 
 @dataclass(frozen=True)
 class Documented:
-    """What the table says of one part: rights that it needs, and rights that it can do without."""
+    """The rows of one part: required permissions and optional ones."""
 
     needed: frozenset[Right]
     optional: frozenset[Right]
 
 
 def documented(text: str) -> dict[str, Documented]:
-    """Return what the table says of each part, with placeholders as they stand."""
+    """Return the rows of each part, with their placeholders."""
     needed: dict[str, set[Right]] = {}
     optional: dict[str, set[Right]] = {}
     in_table = False
@@ -48,7 +48,7 @@ def documented(text: str) -> dict[str, Documented]:
 
 
 def commanded(text: str) -> dict[str, set[Right]]:
-    """Return what the lines for `kafka-acls.sh` give to each user."""
+    """Return the permissions of each user in the lines for `kafka-acls.sh`."""
     given: dict[str, set[Right]] = {}
     for line in text.splitlines():
         if line.startswith("--add --allow-principal User:"):
@@ -72,7 +72,7 @@ def filled_in(right: Right, names: Mapping[str, str]) -> Right:
 
 
 def covers(right: Right, asked: AskedRight) -> bool:
-    """Tell whether the right is what was asked for, or contains it."""
+    """Return whether the permission is the requested one, or contains it."""
     is_named = asked.name.startswith(right.name) if right.is_prefix else asked.name == right.name
     contains = asked.operation == right.operation or (
         asked.operation == "DESCRIBE" and right.operation in WITH_DESCRIBE
@@ -83,7 +83,7 @@ def covers(right: Right, asked: AskedRight) -> bool:
 def differences(
     table: Documented, names: Mapping[str, str], asked: Iterable[AskedRight]
 ) -> tuple[list[AskedRight], list[Right]]:
-    """Return what the table misses, and what it names and nothing needs.
+    """Return the permissions that the table misses, and those that nothing needs.
 
     Args:
         table: what it says of a part.
@@ -99,7 +99,7 @@ def differences(
 
 
 def _is_used(right: Right, others: Iterable[Right], asked: Iterable[AskedRight]) -> bool:
-    """Tell whether this right itself was asked for, not only one that it contains, and none of the others gives it."""
+    """Return whether exactly this permission was needed, not only a contained one, and no other one gives it."""
     return any(
         covers(right, one) and one.operation == right.operation and not any(covers(other, one) for other in others)
         for one in asked

@@ -144,7 +144,7 @@ def kafka_coordinator(world: World) -> None:
             return True
 
         def everything_is_trimmed() -> bool:
-            """What is settled is deleted in the end, of the done log when more has been published."""
+            """Settled records are deleted in the end; those of the done log after more was published."""
             send(administrator, sending)
             return all(world.was_allowed("DELETE", log) for log in logs)
 
@@ -165,7 +165,7 @@ def kafka_coordinator(world: World) -> None:
 
 
 def see_a_refusal(world: World, sending: penstock.TransactionalProducer) -> None:
-    """Send what the topic refuses, and list what is pending until the coordinator's complaint is read."""
+    """Send messages that the topic refuses, and list the pending ones until the coordinator's complaint is read."""
     sending.send(world.names["topic"], value=os.urandom(2 * LARGEST), execute=commit)
 
     def is_read() -> bool:
@@ -176,7 +176,7 @@ def see_a_refusal(world: World, sending: penstock.TransactionalProducer) -> None
 
 
 def look_at_transactions(world: World) -> None:
-    """Look at what is pending, what an administrator decided, and what was discarded."""
+    """Read pending transactions, decisions of an administrator, and discarded ones."""
     prefix = ("--prefix", world.names["prefix"])
     administrator = world.as_administrator()
     with coordinated(administrator, timeout=STEP_S), transactional(administrator) as sending:
@@ -284,7 +284,7 @@ def relayed(world: World, stores: Callable[[], tuple[Store, Store]], sender: Wor
         wait_until(lambda: coordinator.statistics().discarded > before, STEP_S)
 
     def is_trimmed(sending: penstock.TransactionalProducer) -> bool:
-        """What is settled is deleted in the end, when more has been published."""
+        """Settled records are deleted in the end, after more was published."""
         send(sender, sending)
         return any(one.operation == "DELETE" and one.allowed for one in world.broker.asked(world.user))
 

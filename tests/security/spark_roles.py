@@ -1,4 +1,4 @@
-"""The main paths of the Spark half, as `roles` has those of the others."""
+"""The main paths of the Spark part; `roles` has the others."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from waiting import wait_until
 
 
 def make_target(world: World) -> None:
-    """Make the topic that is read, those that are written, and the ledger."""
+    """Make the source topic, the target topics, and the ledger."""
     make_topic(world)
     world.broker.create_topic(world.names["target"])
     world.broker.create_topic(world.names["ledger"], PARTITIONS)
@@ -99,7 +99,7 @@ def source(world: World, _spark: SparkSession) -> None:
 
 
 def kafka_sink(world: World, _spark: SparkSession) -> None:
-    """Publish a batch, and another one that begins by reading the ledger."""
+    """Publish a batch, and a second one that begins by reading the ledger."""
     target, name = world.names["target"], world.names["name"]
     sink = KafkaSink(world.servers, target, name=name, config=world.config, ledger_topic=world.names["ledger"])
     run(world, sink, world.as_administrator())
@@ -132,7 +132,7 @@ def handler_sink(world: World, _spark: SparkSession) -> None:
 
 
 def publishing_handler_sink(world: World, _spark: SparkSession) -> None:
-    """Have what a handler on executors returns published, and another batch that begins by reading the ledger."""
+    """Publish the results of a handler on executors, and a second batch that begins by reading the ledger."""
     app = penstock.App(world.names["app"], bootstrap_servers=world.servers, config=world.config)
     target, name = world.names["target"], world.names["name"]
 
@@ -171,7 +171,7 @@ def read(world: World) -> None:
 
 
 def publish(world: World) -> None:
-    """Check a `KafkaSink` as the driver does; then publish rows as a task does, each twice, as one that is retried."""
+    """Check a `KafkaSink` as the driver does; then publish rows as a task does, each twice as in a retry."""
     copies, name = world.names["target"], world.names["name"]
     sink = KafkaSink(world.servers, copies, name=name, config=world.config, ledger_topic=world.names["ledger"])
     target, source = sink._target(), ("orders", 0)

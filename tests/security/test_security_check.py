@@ -51,7 +51,7 @@ def given(lines: Iterable[str], user: str) -> list[Right]:
 
 
 def of_table(*parts: str, made: Sequence[str] = ()) -> set[Right]:
-    """Return what the table calls needed for parts, and Create for the topics that these make."""
+    """Return the required permissions of parts in the table, and Create for the topics that these make."""
     rights = {filled_in(one, NAMES) for part in parts for one in TABLE[part].needed}
     created = {filled_in(one, NAMES) for part in parts for one in TABLE[part].optional if one.operation == "CREATE"}
     return rights | {one for one in created if any(one.name == name for name in made)}

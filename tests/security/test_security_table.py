@@ -72,7 +72,7 @@ HARMLESS = {("cluster", "IDEMPOTENT_WRITE"), ("cluster", "CREATE")}
 
 @pytest.fixture(autouse=True)
 def _hasty(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    """What is done every few seconds is done more often."""
+    """Shorten the intervals of periodic work."""
     if "[coordinator" in request.node.name:
         # Others would miss what is deleted before they may read it.
         monkeypatch.setattr(log_upkeep, "UPKEEP_S", 0.5)

@@ -1,4 +1,4 @@
-"""A role that begins without any permission, is given each one that it names, and then loses some while it runs."""
+"""A role that begins without any permission, gets each one that it names, and then loses some while it runs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _COMMAND = re.compile(
 
 
 def named_in(text: str, user: str) -> set[Right]:
-    """Return the permissions whose commands stand in a text that says that the user lacks them."""
+    """Return the permissions whose commands are in a text that says that the user lacks them."""
     if f"User:{user} lacks the permission" not in text:
         return set()
     return {
@@ -47,13 +47,13 @@ def named_in(text: str, user: str) -> set[Right]:
 
 
 def is_within(right: Right, row: Right) -> bool:
-    """Tell whether a permission is a row of the table, or one of the names that the row stands for."""
+    """Return whether a permission is a row of the table, or one of the names of that row."""
     is_named = right.name.startswith(row.name) if row.is_prefix else right.name == row.name
     return right.resource == row.resource and right.operation == row.operation and is_named
 
 
 class LeastRights(Undisturbed, logging.Handler):
-    """Gives a role only what it names and the table has.
+    """Gives a role only permissions that it names and that the table has.
 
     The role runs on the test's thread and names what it lacks in errors, in the log and in the output of commands, from
     any thread. The one thread of `_pool` gives, and alone writes the fields.
@@ -96,7 +96,7 @@ class LeastRights(Undisturbed, logging.Handler):
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """Hear what the role says while it runs, and require in the end that it has named the whole table."""
+        """Read the role's messages while it runs, and require that in the end it has named the whole table."""
         log = logging.getLogger("penstock")
         log.addHandler(self)
         try:
@@ -148,16 +148,16 @@ class LeastRights(Undisturbed, logging.Handler):
             work()
 
     def _settle(self) -> None:
-        """Wait until what was named so far is given."""
+        """Wait until all permissions named so far are given."""
         for given in self._given[:]:
             given.result()
 
     def _is_stuck(self) -> bool:
-        """Tell whether the role refers to what it has had for long."""
+        """Return whether the role complains about a permission that it has had for long."""
         return time.monotonic() > self._last_given + STEP_S
 
     def _take(self, right: Right) -> None:
-        """Leave it what the table has, without one row."""
+        """Give it the permissions of the table, except one row."""
         take(self._world.broker, self._world.user, [right, *self._seeing.intersection(self._held - self._needed)])
         self._held &= self._needed - {right}
 

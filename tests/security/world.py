@@ -36,20 +36,20 @@ class Undisturbed:
     """How a role runs that has all its rights: each act succeeds at once."""
 
     def attempt(self, act: Callable[[], T]) -> T:
-        """Do what is the role's own, and may be refused."""
+        """Run the role's own action, which may be refused."""
         return act()
 
     def rounds(self, work: Callable[[], object]) -> None:
-        """Do what the role is for, which a part that runs can do any number of times."""
+        """Run the role's main action, which a running part can repeat."""
         work()
 
     def hear(self, text: str) -> None:
-        """Take what the part said."""
+        """Take the output of the part."""
 
 
 @dataclass(frozen=True)
 class World:
-    """A role's broker, its settings, the names in its part of the broker, and a folder of its own.
+    """A role's broker, its settings, its names on the broker, and its folder.
 
     Attributes:
         broker: the secured broker.
@@ -79,7 +79,7 @@ class World:
         return self.broker.bootstrap_servers
 
     def as_administrator(self) -> World:
-        """Return the same for a user who may do everything."""
+        """Return the same for a user with all permissions."""
         return replace(self, user=User("admin", self.broker.admin_config), trial=Undisturbed())
 
     def tried(self, trial: Undisturbed) -> World:
@@ -92,12 +92,12 @@ class World:
 
     @contextmanager
     def entered(self, make: Callable[[], AbstractContextManager[T]]) -> Iterator[T]:
-        """Start what is the role's own; what refuses to start is made again."""
+        """Start the role's parts; a part that refuses to start is made again."""
         with ExitStack() as opened:
             yield self.trial.attempt(lambda: opened.enter_context(make()))
 
     def run(self, *arguments: str) -> str:
-        """Run a command as the user, and return what it prints."""
+        """Run a command as the user, and return its output."""
 
         def once() -> str:
             with mock.patch.dict(os.environ, {"PENSTOCK_CONFIG": json.dumps(dict(self.config))}):
@@ -110,7 +110,7 @@ class World:
         return self.trial.attempt(once)
 
     def was_allowed(self, operation: str, name: str) -> bool:
-        """Tell whether the user has asked for this, and was allowed to."""
+        """Return whether the user has asked for this permission and had it."""
         return any(
             one.allowed and one.operation == operation and one.name == name for one in self.broker.asked(self.user)
         )

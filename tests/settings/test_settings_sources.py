@@ -1,4 +1,4 @@
-"""Where settings stand outside of the code, which goes before which, and what is said of a wrong one."""
+"""The places of settings outside of the code, their order, and the errors about wrong ones."""
 
 from __future__ import annotations
 

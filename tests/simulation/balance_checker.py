@@ -101,7 +101,7 @@ def _count(consumer: WorkedConsumer) -> dict[Assignment, Count]:
 
 
 def _count_unpublished(consumer: WorkedConsumer, counts: dict[Assignment, Count]) -> None:
-    """Count what left its lane, and whose results are not written. What is to be written elsewhere is parked."""
+    """Count messages that left their lane and whose results are not written. Those for other topics count as parked."""
     for submission in dict.fromkeys(consumer.engine.outbox.submissions()):
         if submission.lane is not None:
             for fetch, index, _ in submission.items:

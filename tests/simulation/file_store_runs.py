@@ -1,4 +1,4 @@
-"""Runs of the file store's log and table on a disk that tears, held against a model of what was acknowledged (I8).
+"""Runs of the file store's log and table on a disk that tears writes, compared with a model (I8).
 
 A run is chosen by its seed: batches of changes, clean stops, power cuts and kills at any operation of the disk, also
 while the store opens or stops, disks that are full, state tables that are gone, torn, or of another time than the log;
@@ -32,12 +32,12 @@ VERDICTS = (Verdict.COMMIT, Verdict.COMMIT, Verdict.ROLLBACK, Verdict.DISCARD, V
 
 
 class Lost(AssertionError):  # noqa: N818 - it says what happened to the data
-    """The store came back to a state that what it had acknowledged does not imply."""
+    """The store came back to a state that its acknowledged changes do not imply."""
 
 
 @dataclass
 class Row:
-    """What a store must know of one transaction."""
+    """The state of one transaction that a store must know."""
 
     halves: tuple[Half, ...]
     verdict: Verdict | None = None
@@ -54,7 +54,7 @@ class Row:
 
 @dataclass
 class Model:
-    """What the acknowledged changes imply, by rules written a second time, simply."""
+    """The state that the acknowledged changes imply, by simple rules written a second time."""
 
     rows: dict[str, Row] = field(default_factory=dict)
     #: Ids in the order of their decisions.
@@ -94,7 +94,7 @@ class Model:
 
 
 def state_of(store: OpenStore) -> tuple[object, ...]:
-    """Return what a store knows, as `Model.state` does: by its table, and halves read from its log."""
+    """Return the state of a store, as `Model.state` does: by its table, and halves read from its log."""
     numbers = [number for number, _ in store.table]
     stored = [one for number in numbers if (one := store.load(number)) is not None]
     stored.sort(key=lambda one: one.number)
@@ -200,7 +200,7 @@ class Run:
         self.unsure = None
 
     def run(self, batches: int) -> None:
-        """Make batches with crashes, then damage what is there."""
+        """Make batches with crashes, then damage the files."""
         for _ in range(batches):
             self.clock += self.chance.randrange(5_000)
             # No caller decides or settles an unacknowledged half.
@@ -301,7 +301,7 @@ class Run:
         )
 
     def damage(self) -> None:
-        """Change what had been acknowledged: the store must refuse, or still know all."""
+        """Change acknowledged data: the store must refuse, or still know all."""
         for _ in range(3):
             disk = deepcopy(self.disk)
             segments = [name for name in disk.names() if name.endswith(SUFFIX)]

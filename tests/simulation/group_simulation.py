@@ -39,7 +39,7 @@ _RETRIED_BYTES = 700
 
 
 class SimulatedFailure(Exception):  # noqa: N818 - a failure is what it stands for
-    """What a handler raises that is made to fail."""
+    """The error of a handler that is made to fail."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ class Simulation:
         partition: int | None = None,
         transaction: TestTransaction | None = None,
     ) -> None:
-        """Write a message with a value of its own."""
+        """Write a message with a unique value."""
         self._note(f"produce {topic} {key!r}" + (" in a transaction" if transaction else ""))
         self._values += 1
         writer = self.broker if transaction is None else transaction
@@ -218,7 +218,7 @@ class Simulation:
         parking.give_up = check_and_give_up
 
     def _prepare(self, instance: Instance) -> None:
-        """Change what an instance is connected with."""
+        """Change the connections of an instance."""
 
     def stop(self, instance: Instance) -> None:
         """Ask an instance to stop; its polls drain it from now on."""
@@ -241,7 +241,7 @@ class Simulation:
             instance.state = state
 
     def heal(self, instance: Instance) -> None:
-        """Let a frozen instance go on, or one that was cut off reach the brokers."""
+        """Continue a frozen instance, or reconnect one that was cut off."""
         if instance.state in (State.FROZEN, State.CUT_OFF):
             self._note(f"{instance.name} is well again")
             instance.client.heal()

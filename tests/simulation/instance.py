@@ -1,4 +1,4 @@
-"""An instance of a simulation: one process of the group, with what is under way in it, and what it may do."""
+"""An instance of a simulation: one process of the group, its running calls, and its possible steps."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _ROUNDING_S = 1e-6
 
 
 class State(Enum):
-    """What an instance is doing."""
+    """The state of an instance."""
 
     RUNNING = "running"
     #: Suspended, and unheard of by the group: it does nothing.
@@ -175,7 +175,7 @@ class Instance:
     # Its workers
 
     def idle_workers(self) -> list[SteppedWorker]:
-        """Return those that may take a lane."""
+        """Return the workers that may take a lane."""
         return [worker for worker in self.consumer.workers if worker.lane is None]
 
     def _busy(self) -> Iterator[HandlerCall]:
@@ -250,7 +250,7 @@ class Instance:
         self._end(worker, Failed(error), [message for message in self.calls[worker].messages if message not in done])
 
     def put_off(self, worker: SteppedWorker, timeout: float | None) -> None:
-        """Let a call end with a completion that is put off, and fails by itself after so many seconds."""
+        """End a call with a deferred completion, which fails by itself after so many seconds."""
         completion = DeferredCompletion(timeout)
         made = self.deferred[completion] = self.calls[worker]
         # One that may fail by its own time is given up without another word.

@@ -1,4 +1,4 @@
-"""Checks the invariants I1 to I4 of a simulation, from what was written to the logs and what handlers returned.
+"""Checks the invariants I1 to I4 of a simulation, from the records of the logs and the returns of handlers.
 
 It sees calls of handlers begin and end, and commits leave, but reads no state of the engine: so it cannot be wrong in
 the way the engine is. `simulation.balance_checker` checks the engine's own counts, I4 and I5.
@@ -31,7 +31,7 @@ class InvariantBroken(AssertionError):  # noqa: N818 - it is a finding
 
 @dataclass(slots=True)
 class PartitionHistory:
-    """What is known of one partition.
+    """The known state of one partition.
 
     Attributes:
         topic: the handler's topic; for a retry topic, the one its messages come from.
@@ -72,7 +72,7 @@ class HandlerCall:
 
     @property
     def assignment(self) -> Assignment:
-        """What the first belongs to; its route is that of all."""
+        """The assignment of the first message; its route is that of all."""
         return self.assignments[0]
 
 
@@ -118,7 +118,7 @@ class InvariantChecker:
     # What stands in the logs
 
     def read_logs(self) -> None:
-        """Read what was written since the last look."""
+        """Read the new records since the last call."""
         for topic in (*self._topics, *self._dead_letter_topics):
             partitions = self._partitions.get(topic)
             if partitions is None:
@@ -175,7 +175,7 @@ class InvariantChecker:
             insort(history.chains[identity], offset)
 
     def identity(self, message: Message) -> Hashable:
-        """Return what waits for a message: by the handler's order, over all topics of its key space."""
+        """Return the messages that wait for a message: by the handler's order, over all topics of its key space."""
         ordering = self._orders[self._topics[message.topic]]
         record: Record = message._record
         return ordering.identity(record)
@@ -192,7 +192,7 @@ class InvariantChecker:
 
     @staticmethod
     def _pass(history: PartitionHistory, offset: int) -> None:
-        """Let those that wait for a message go on."""
+        """Release the messages that wait for a message."""
         chain = history.chains.get(history.identities.get(offset))
         if chain is not None:
             at = bisect_left(chain, offset)
@@ -235,7 +235,7 @@ class InvariantChecker:
                 self._finish(history, message.offset)
 
     def removed(self, place: Place) -> None:
-        """Note that a log was compacted, or that its beginning was deleted: what is gone need not be handled."""
+        """Record that a log was compacted, or that its beginning was deleted: missing records need not be handled."""
         self.read_logs()
         history = self._history(place)
         log = self._broker.logs[place]
@@ -289,7 +289,7 @@ class InvariantChecker:
             with_it.add(message.offset)
 
     def _before(self, message: Message, with_it: Container[int]) -> list[int]:
-        """Return what should have been done before a message: of one batch, its place in it counts."""
+        """Return the messages that should be done before a message: within a batch, its place counts."""
         history = self.histories[message.topic, message.partition]
         if history.is_retry:
             return []
@@ -307,7 +307,7 @@ class InvariantChecker:
             self.may_be_done(who, (point.topic, point.partition), point.offset, point.metadata)
 
     def may_be_done(self, who: str, place: Place, offset: int, metadata: str | None) -> None:
-        """Check what one commit tells of a partition; errors as `may_commit`."""
+        """Check one commit of a partition; errors as `may_commit`."""
         undone = self.histories[place].undone
         if undone and undone[0] < offset:
             raise InvariantBroken(f"I3: {who} commits {offset} of {place} although {undone[0]} is not done")
@@ -320,7 +320,7 @@ class InvariantChecker:
                 )
 
     def unfinished(self) -> list[str]:
-        """Return what is not done, by partition."""
+        """Return the unfinished messages, by partition."""
         return [
             f"{topic}[{partition}]: {history.undone[:5]}"
             for (topic, partition), history in sorted(self.histories.items())

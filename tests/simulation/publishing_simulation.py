@@ -108,7 +108,7 @@ class ObservedProducer:
 
 
 class PublishingSimulation(Simulation):
-    """A simulation of an app whose handlers are those of this module; arguments as `Simulation`."""
+    """A simulation of an app with the handlers of this module; arguments as `Simulation`."""
 
     def __init__(
         self, app: App, seed: int = 0, *, settings: ConsumerSettings | None = None, partitions: int = 3
@@ -146,7 +146,7 @@ class PublishingSimulation(Simulation):
     # Instances
 
     def _allow_parked(self, count: int) -> None:
-        """Allow for what was parked, is handled now, and waits for its results to be visible (I5)."""
+        """Allow for messages that were parked, are handled now, and wait for visible results (I5)."""
         more = max(0, min(count, _MOST_PARKED) - self._parked)
         self._parked += more
         self._most_bytes += more * (self._message_bytes + OVERHEAD_BYTES)
@@ -244,7 +244,7 @@ class PublishingSimulation(Simulation):
         outbox.changed, outbox._take, outbox._split = changed_meanwhile, take_and_note, split_and_note
 
     def _metadata(self, instance: Instance) -> Metadata:
-        """Return what the client knows of its membership; one that was put out names no member any more."""
+        """Return the client's membership; a removed member has no name any more."""
         member = instance.client._member
         if member is None or (member.gone is not None and not instance.client._cut_off):
             self.meet("no member")

@@ -139,7 +139,7 @@ class Run:
         self.open()
 
     def open(self) -> None:
-        """Begin again, as after a crash: what is not in the journal is forgotten."""
+        """Begin again, as after a crash: state outside of the journal is forgotten."""
         self.unsettled: list[str] = []
         self.store = OpenStore(self.disk, 1 << 12)
         self.store.open()
@@ -158,7 +158,7 @@ class Run:
         callback(outcome)
 
     def settle_later(self, transaction_ids: Collection[str]) -> None:
-        """Have what was published settled some time later."""
+        """Settle the published transactions some time later."""
         self.unsettled += transaction_ids
 
     def begin(self) -> None:
@@ -185,13 +185,13 @@ class Run:
         self.kafka.closed ^= {"sick"}
 
     def settle(self) -> None:
-        """What was published becomes durably so."""
+        """Make the settlement of published transactions durable."""
         if self.unsettled:
             self.submit(Settled(tuple(self.unsettled)))
             self.unsettled.clear()
 
     def trim(self) -> None:
-        """The coordinator trims the done log now and then, whatever is settled."""
+        """Sometimes the coordinator trims the done log, settled or not."""
         self.relay.trim()
 
     def step(self) -> None:
@@ -242,7 +242,7 @@ class Run:
             )
 
     def pending(self) -> list[StoredTransaction]:
-        """Return what the store has."""
+        """Return the transactions in the store."""
         store = self.store
         return [one for number, _ in store.table if (one := store.peek(number)) is not None]
 

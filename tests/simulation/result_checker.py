@@ -35,7 +35,7 @@ Source = tuple[str, int, int, str]
 
 @dataclass(frozen=True, slots=True)
 class ResultRecord:
-    """What the value of a result says.
+    """The content of a result's value.
 
     Attributes:
         sources: the messages it is for.
@@ -53,7 +53,7 @@ class ResultRecord:
 
     @classmethod
     def read(cls, value: object) -> ResultRecord:
-        """Read one that `results_of` has written."""
+        """Read a value of `results_of`."""
         text = value if isinstance(value, bytes) else b""
         sources, number, count, call, writer = json.loads(text)
         return cls(tuple((one[0], one[1], one[2], one[3]) for one in sources), number, count, call, writer)
@@ -76,7 +76,7 @@ def results_of(messages: Sequence[Message], call: str, writer: str) -> list[pens
 
 
 class ResultChecker:
-    """Keeps what is visible of results.
+    """Keeps the visible results.
 
     Args:
         checker: knows the messages that they are for.
@@ -114,7 +114,7 @@ class ResultChecker:
     # What becomes visible
 
     def read(self) -> None:
-        """Take in what became visible since the last look."""
+        """Read the records that became visible since the last call."""
         if self._exactly_once:
             # Seen whole, when their transactions took effect.
             return
@@ -220,7 +220,7 @@ class ResultChecker:
     # The end
 
     def check_all(self) -> None:
-        """Check what a reader of committed messages sees at the end: none twice, all in order of keys.
+        """Check the view of a committed reader at the end: none twice, all in order of keys.
 
         Raises:
             InvariantBroken: something is seen that must not be.
@@ -278,7 +278,7 @@ class ResultChecker:
                 raise InvariantBroken(f"E5: in {where} {one} comes for the first time behind {known[-1]} of its key")
 
     def _chain(self, source: Source) -> Hashable | None:
-        """Return what a message's results stand in order with; None where they need not."""
+        """Return the line in which a message's results keep their order; None without an order."""
         topic, partition, offset, name = source
         history = self._checker.histories[topic, partition]
         if history.is_retry or name in self.refused or self._handlers[topic].order.value == "none":

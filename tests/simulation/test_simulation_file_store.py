@@ -1,4 +1,4 @@
-"""I8 for the file store: at whatever byte its log ends, it comes back to what it acknowledged, or says that it cannot.
+"""I8 for the file store: with its log cut at any byte, it returns to the acknowledged state, or says that it cannot.
 
 `make simulate` makes ten thousand runs. One seed alone: PENSTOCK_SIMULATION_SEED=<seed>.
 """
@@ -78,12 +78,12 @@ def forgets_to_sync_the_names(patch: pytest.MonkeyPatch) -> None:
 
 
 def cuts_in_the_middle(patch: pytest.MonkeyPatch) -> None:
-    """What stands behind damage is cut off with it."""
+    """Data behind damage is cut off with it."""
     patch.setattr(frames, "_stray", lambda *_: None)
 
 
 def ignores_the_mark(patch: pytest.MonkeyPatch) -> None:
-    """An acknowledged end that is gone is taken for one that never was."""
+    """A missing acknowledged end counts as one that never was."""
     patch.setattr(RedoLog, "_read_mark", lambda *_: None)
 
 
@@ -99,7 +99,7 @@ def skips_the_checksums(patch: pytest.MonkeyPatch) -> None:
 
 
 def does_not_sync_what_it_found(patch: pytest.MonkeyPatch) -> None:
-    """What was read when the store was opened may be in the cache alone."""
+    """Data that was read at the opening may be only in the cache."""
     recover, sync = RedoLog.recover, TornDisk.sync
 
     def recovering(self: RedoLog) -> None:
@@ -125,7 +125,7 @@ def trusts_the_cache(patch: pytest.MonkeyPatch) -> None:
 
 
 def removes_segments_that_are_needed(patch: pytest.MonkeyPatch) -> None:
-    """What is pending does not hold its segment."""
+    """A pending transaction does not keep its segment."""
     patch.setattr(Journal, "_floor", lambda self: self.redo.end)
 
 
@@ -147,7 +147,7 @@ def trusts_a_table_of_another_time(patch: pytest.MonkeyPatch) -> None:
 
 
 def lets_the_last_decision_win(patch: pytest.MonkeyPatch) -> None:
-    """A decision overrules the one before it."""
+    """A later decision replaces an earlier one."""
     judge = OpenStore._judge_decision
 
     def decided(self: OpenStore, change: Decide, taken: Any) -> Any:

@@ -96,7 +96,7 @@ def does_not_wait_for_handlers(patch: pytest.MonkeyPatch) -> None:
 
 
 def later(first: int) -> Run:
-    """Return what runs later seeds: what a defect needs to show is rare, and not met by the first ones."""
+    """Return a function that runs later seeds: some defects need rare events, which the first seeds do not have."""
     return lambda seed: varied.run(first + seed)
 
 
@@ -108,7 +108,7 @@ def waits_for_the_first_partition_of_a_batch_only(patch: pytest.MonkeyPatch) -> 
 
 
 def lets_later_messages_pass(patch: pytest.MonkeyPatch) -> None:
-    """What comes for a parked key is not kept behind it."""
+    """New messages of a parked key are not kept behind it."""
     patch.setattr(LaneProcessor, "_next_parked", lambda self, lane, run, place, stop: stop)
 
 
@@ -158,7 +158,7 @@ def chooses_lanes_by_chance(patch: pytest.MonkeyPatch) -> None:
 
 
 def believes_more_than_was_done(patch: pytest.MonkeyPatch) -> None:
-    """What a former owner had done is taken for one offset more."""
+    """The former owner's done work counts one offset more."""
     has = OffsetMap.__contains__
     patch.setattr(OffsetMap, "__contains__", lambda self, offset: has(self, offset) or has(self, offset - 1))
 
@@ -260,7 +260,7 @@ def forgets_what_waits_behind_a_head(patch: pytest.MonkeyPatch) -> None:
 
 
 def tries_the_last_that_waits_first(patch: pytest.MonkeyPatch) -> None:
-    """What waits behind a parked message comes in another order."""
+    """Messages behind a parked message come in another order."""
     next_head = ParkedKey.next_head
 
     def turn(self: ParkedKey[Any, Any]) -> None:
@@ -338,7 +338,7 @@ def forgets_the_key_of_an_abandoned_call(patch: pytest.MonkeyPatch) -> None:
 
 
 def takes_what_is_abandoned_for_done(patch: pytest.MonkeyPatch) -> None:
-    """The message of an abandoned call is done, whatever its handler chose for failures."""
+    """The message of an abandoned call is done, against its handler's `on_failure`."""
     go_on = SteppedWorker.go_on
 
     def go_on_as_if_done(self: SteppedWorker, outcome: Any) -> None:
@@ -381,7 +381,7 @@ def commits_offsets_before_their_results(patch: pytest.MonkeyPatch) -> None:
 
 
 def publishes_a_result_twice(patch: pytest.MonkeyPatch) -> None:
-    """What was committed is now and then written again."""
+    """Committed results are sometimes written again."""
     note, chance = TransactionalOutbox._note_committed, random.Random(1)  # noqa: S311 - the same defect each time
     repeated: set[Submission] = set()
 
@@ -437,7 +437,7 @@ def drops_what_was_aborted(patch: pytest.MonkeyPatch) -> None:
 
 
 def swaps_what_is_done_again(patch: pytest.MonkeyPatch) -> None:
-    """What is done again is written in another order."""
+    """Repeated results are written in another order."""
     put_back = TransactionalOutbox._put_back
     patch.setattr(
         TransactionalOutbox, "_put_back", lambda self, taken, inside: put_back(self, list(reversed(taken)), inside)
@@ -445,7 +445,7 @@ def swaps_what_is_done_again(patch: pytest.MonkeyPatch) -> None:
 
 
 def puts_what_is_done_again_behind_the_rest(patch: pytest.MonkeyPatch) -> None:
-    """What is done again comes after what was submitted later."""
+    """Repeated results come after later submissions."""
     put_back = TransactionalOutbox._put_back
 
     def put_behind(self: TransactionalOutbox, taken: Sequence[Submission], inside: list[Submission]) -> None:
@@ -456,7 +456,7 @@ def puts_what_is_done_again_behind_the_rest(patch: pytest.MonkeyPatch) -> None:
 
 
 def lets_results_pass_what_waits_for_a_silent_topic(patch: pytest.MonkeyPatch) -> None:
-    """What is behind a result that waits for its topic goes on."""
+    """Results behind a result that waits for its topic go on."""
     take = TransactionalOutbox._take
     nothing = type("Nothing", (set,), {"add": lambda self, lane: None})
     patch.setattr(TransactionalOutbox, "_take", lambda self, aside, _, full: take(self, aside, nothing(), full))
@@ -546,7 +546,7 @@ def takes_the_results_of_a_slice_for_written(patch: pytest.MonkeyPatch) -> None:
 
 
 def forgets_a_refusal(patch: pytest.MonkeyPatch) -> None:
-    """What a broker refused is done."""
+    """A refused message counts as done."""
     end = HandlerResults._ended
 
     def forget(self: HandlerResults, one: Submission, tries: Any = None) -> None:
@@ -570,7 +570,7 @@ def sends_the_newest_first(patch: pytest.MonkeyPatch) -> None:
 
 
 def loses_what_a_failed_producer_had(patch: pytest.MonkeyPatch) -> None:
-    """What a producer had that failed for ever passes for written."""
+    """The messages of a producer with a fatal failure count as written."""
 
     def pass_for_written(self: PlainOutbox, one: Submission, topic: str, error: Any, _: object) -> None:
         self._unreported -= 1

@@ -130,7 +130,7 @@ def rule(patch: pytest.MonkeyPatch, standing: Standing, kind: Kind, ruling: Ruli
 
 
 def forgets_carries(patch: pytest.MonkeyPatch) -> None:
-    """What was snapshotted is not looked for after a restart."""
+    """Snapshotted transactions are not read after a restart."""
     remember = PartitionState.remember
     patch.setattr(PartitionState, "remember", lambda self, notes, snapshots=(): remember(self, notes))
 
@@ -171,7 +171,7 @@ def commits_what_is_there_of_a_transaction(patch: pytest.MonkeyPatch) -> None:
 
 
 def publishes_before_time(patch: pytest.MonkeyPatch) -> None:
-    """What is delayed is due at once."""
+    """Delayed transactions are due at once."""
     add = Delays.add
     patch.setattr(Delays, "add", lambda self, pending, due_ms: add(self, pending, 0))
 
@@ -200,7 +200,7 @@ def passes_halves_that_are_pending(patch: pytest.MonkeyPatch) -> None:
 
 
 def takes_a_carry_for_the_decision_that_came_after_it(patch: pytest.MonkeyPatch) -> None:
-    """An op is not needed any more once its transaction was snapshotted, whatever the snapshot says."""
+    """An op counts as unneeded once its transaction was snapshotted, without a look at the snapshot."""
     snapshot = PartitionState._take_snapshot
 
     def snapshot_all(self: PartitionState, done_from: int, one: Snapshot) -> None:
@@ -218,13 +218,13 @@ def counts_answers_again(patch: pytest.MonkeyPatch) -> None:
 
 
 def puts_what_came_back_last(patch: pytest.MonkeyPatch) -> None:
-    """What was brought back before its discard was known stands behind all that was read since."""
+    """A transaction resumed before its discard was known comes after all records read since."""
     patch.setattr(state, "by_offset", lambda some: some)
     patch.setattr(LogPlaces, "sort", lambda self: None)
 
 
 def cancels_what_is_due(patch: pytest.MonkeyPatch) -> None:
-    """What is not published yet can be cancelled, however late that was stored."""
+    """An unpublished transaction can be cancelled, even if the cancel was stored too late."""
     stands = decisions.standing_of
     patch.setattr(decisions, "standing_of", lambda pending, _, **more: stands(pending, 0, **more))
 

@@ -63,7 +63,7 @@ def test_everything_that_can_happen_does_happen() -> None:
 
 
 def report_of(simulation: Simulation) -> histories.Report:
-    """Check the calls that a simulation made, as those of real processes are checked."""
+    """Check the calls of a simulation like those of real processes."""
     produced = {
         (message.partition() or 0, message.offset() or 0): repr(message.key())
         for message in simulation.broker.records("t")

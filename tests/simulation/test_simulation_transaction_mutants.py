@@ -68,13 +68,13 @@ def publishes_what_was_rolled_back(patch: pytest.MonkeyPatch) -> None:
 
 
 def records_no_completion(patch: pytest.MonkeyPatch) -> None:
-    """What is published leaves no note in the done log."""
+    """Published transactions leave no entry in the done log."""
     notes = CommitBatch.notes
     patch.setattr(CommitBatch, "notes", lambda self: [one for one in notes(self) if one.verdict is not Verdict.COMMIT])
 
 
 def reads_no_completion(patch: pytest.MonkeyPatch) -> None:
-    """What the done log says of halves that are read again is not looked at."""
+    """The done log's entries about halves that are read again are ignored."""
     patch.setattr(RecoveredNotes, "note_on", lambda self, *place: None)
 
 
@@ -119,7 +119,7 @@ def accepts_decisions_on_nothing(patch: pytest.MonkeyPatch) -> None:
 
 
 def sends_what_was_rolled_back(patch: pytest.MonkeyPatch) -> None:
-    """What is rolled back goes to those that wait to be published."""
+    """Rolled back transactions wait to be published."""
 
     def decided(self: OpenStore, stored: StoredTransaction, entry: Decided, now_ms: float) -> None:
         stored.verdict = Verdict.COMMIT
@@ -129,12 +129,12 @@ def sends_what_was_rolled_back(patch: pytest.MonkeyPatch) -> None:
 
 
 def settles_nothing(patch: pytest.MonkeyPatch) -> None:
-    """What is published is not written down as settled."""
+    """Published transactions are not recorded as settled."""
     patch.setattr(relay_runs.Run, "settle_later", lambda self, transaction_ids: None)
 
 
 def trims_what_is_not_settled(patch: pytest.MonkeyPatch) -> None:
-    """The done log is trimmed before the journal has what it says."""
+    """The done log is trimmed before the journal has its content."""
     patch.setattr(FileShard, "is_durable", lambda self: True)
 
 
@@ -152,7 +152,7 @@ def publishes_again_what_was_in_doubt(patch: pytest.MonkeyPatch) -> None:
 
 
 def forgets_what_was_in_doubt(patch: pytest.MonkeyPatch) -> None:
-    """What a doubt left open is not tried again."""
+    """Transactions of a doubt are not tried again."""
 
     def forget(self: FileShard, some: Sequence[Pending]) -> None:
         for pending in some:
@@ -167,13 +167,13 @@ def lets_later_halves_pass(patch: pytest.MonkeyPatch) -> None:
 
 
 def lets_others_pass_what_is_refused(patch: pytest.MonkeyPatch) -> None:
-    """Of what is tried together for a topic's sake, the last goes first."""
+    """Among transactions that a topic refused, the last one goes first."""
     take = set_aside.SetAside.take
     patch.setattr(set_aside.SetAside, "take", lambda self, *args: take(self, *args)[::-1])
 
 
 def tries_what_is_refused_no_more(patch: pytest.MonkeyPatch) -> None:
-    """What was set apart stays so."""
+    """A set-aside transaction stays set aside."""
     patch.setattr(FileShard, "trial", lambda self, *_: None)
 
 

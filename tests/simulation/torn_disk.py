@@ -1,4 +1,4 @@
-"""A disk for simulations of the file store: it forgets, tears and garbles what was not synced when the power is cut.
+"""A disk for simulations of the file store: at a power cut it forgets, tears and garbles unsynced writes.
 
 Nothing that was not synced is stored in any order: of each write since the last sync of its file, any sector may be on
 the disk, or not, or half of it, or garbage; of the changes of names, any may have happened.
@@ -20,7 +20,7 @@ class PowerCut(BaseException):
 
 @dataclass
 class Inode:
-    """A file: what is on the disk, what is in the cache, and how the cache came to differ."""
+    """A file: its content on the disk and in the cache, and the writes between the two."""
 
     durable: bytearray = field(default_factory=bytearray)
     cached: bytearray = field(default_factory=bytearray)
@@ -109,7 +109,7 @@ class TornDisk(Folder):
             file.durable[:] = file.cached
 
     def _lose(self, file: Inode) -> None:
-        """Fail as Linux does: what was to be written may be lost, and the cache shows it as if it were there."""
+        """Fail as Linux does: pending writes may be lost, and the cache shows them as written."""
         for offset, data in file.pending:
             self._tear(file.durable, offset, data)
         file.pending.clear()
@@ -141,7 +141,7 @@ class TornDisk(Folder):
         return self.files[name]
 
     def restart(self, *, power: bool) -> None:
-        """Come back: after a power cut with what was on the disk, after a killed process with what was in the cache."""
+        """Come back: after a power cut with the content of the disk, after a killed process with that of the cache."""
         self.left = self.good_syncs = None
         if not power:
             return

@@ -140,7 +140,7 @@ class TransactionCoordinator:
         return None
 
     def end(self, name: str, epoch: int, outcome: Outcome) -> KafkaError | None:
-        """Commit or abort what is open."""
+        """Commit or abort an open transaction."""
         mine = self._ids[name]
         if epoch != mine.epoch:
             return KafkaError(KafkaError.INVALID_PRODUCER_EPOCH)
@@ -150,7 +150,7 @@ class TransactionCoordinator:
         return None
 
     def is_stable(self, group: str, places: Iterable[Place]) -> bool:
-        """Tell whether no open transaction moves an offset of these partitions."""
+        """Return whether no open transaction moves an offset of these partitions."""
         wanted = set(places)
         return not any(
             (topic, partition) in wanted

@@ -153,7 +153,7 @@ class MemoryTransactionalProducer:
             raise KafkaException(error)
 
     def begin_transaction(self) -> None:
-        """Begin: the broker hears of it with the first message."""
+        """Begin: the broker learns of it with the first message."""
         self._network.meanwhile()
         self._require_well()
         if (fault := self._broker.take("begin")) is not None:
@@ -180,7 +180,7 @@ class MemoryTransactionalProducer:
         return len(self._queue) + self._out
 
     def poll(self, timeout: float = 0) -> int:
-        """Send what is queued, and report what is known; wait for it, for a while."""
+        """Send the queued messages, and report known results; wait for them, for a while."""
         self._send()
         served = self._serve()
         if not served and timeout and len(self):
@@ -275,7 +275,7 @@ class MemoryTransactionalProducer:
             self._raise(error)
 
     def purge(self) -> None:
-        """Take back what was not stored."""
+        """Remove the messages that were not stored."""
         self._queue.clear()
         self._reports.clear()
         self._out = 0
@@ -315,7 +315,7 @@ class SteppedCall(Call[T]):
 
 
 class SteppedCalls(Disposable):
-    """Makes calls one by one, when the driver says so; one that takes too long hangs until its owner abandons it.
+    """Makes calls one by one, when the driver says so; a slow call hangs until its owner abandons it.
 
     What was abandoned may go on in the background: `go_on`.
     """
@@ -339,7 +339,7 @@ class SteppedCalls(Disposable):
         return self._at is not None or bool(self._waiting)
 
     def step(self) -> bool:
-        """Make the next call; tell whether there was one."""
+        """Make the next call; return whether there was one."""
         if self._at is not None or not self._waiting:
             return False
         call = self._at = self._waiting.popleft()
@@ -356,7 +356,7 @@ class SteppedCalls(Disposable):
         return True
 
     def abandon(self, cleanup: Callable[[], object]) -> None:
-        """Let what is under way end what it was made for, while its owner goes on."""
+        """Let a running call finish its work while its owner goes on."""
         self._waiting.clear()
         if self._at is None:
             self.start("", cleanup)

@@ -124,7 +124,7 @@ class ArrowFrame:
         return self
 
     def collect(self) -> list[dict[str, Any]]:
-        """What the tasks that count answered."""
+        """The answers of the counting tasks."""
         return self.answers
 
 

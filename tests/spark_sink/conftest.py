@@ -107,7 +107,7 @@ def read(spark: SparkSession, broker: DevBroker) -> Callable[..., DataFrame]:
 
 @pytest.fixture(scope="session")
 def ledger_topic(broker: DevBroker, admin: AdminClient, topic_numbers: Iterator[int]) -> str:
-    """One ledger in Kafka for all tests: each sink has a name of its own."""
+    """One ledger in Kafka for all tests: each sink has its own name."""
     name = f"ledger-{next(topic_numbers)}"
     ensure_topics(admin, [TopicSpec(name, PARTITIONS, TOPIC_CONFIG)])
     return name
@@ -156,17 +156,17 @@ def server(request: pytest.FixtureRequest, tmp_path: Path) -> TestDatabase:
 
 @pytest.fixture
 def postgresql(postgresql_url: str) -> TestDatabase:
-    """A database of its own."""
+    """A separate database."""
     return new_database(postgresql_url)
 
 
 @pytest.fixture
 def mariadb(mariadb_url: str) -> TestDatabase:
-    """A database of its own."""
+    """A separate database."""
     return new_database(mariadb_url)
 
 
 @pytest.fixture
 def recorded() -> Recorded:
-    """Providers that keep what they are given."""
+    """Providers that keep all spans and metrics."""
     return Recorded()

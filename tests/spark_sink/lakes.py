@@ -28,7 +28,7 @@ class Lake(ABC):
 
     @abstractmethod
     def rows(self) -> pa.Table:
-        """Return what a reader sees."""
+        """Return a reader's view."""
 
     @abstractmethod
     def make(self, schema: pa.Schema) -> None:

@@ -31,7 +31,7 @@ class Clock:
 
 
 class FakeBrokers:
-    """An `OffsetReader` over topics of one partition, or as many as `counts` says, whose logs are what a test wants."""
+    """An `OffsetReader` over topics of one partition, or as many as in `counts`, with the logs of a test."""
 
     def __init__(self, *, counts: Mapping[str, int] | None = None, **logs: Log) -> None:
         self.log_of = dict(logs)

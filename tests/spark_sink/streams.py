@@ -1,4 +1,4 @@
-"""Streaming queries that end when they have read what is there, on a machine that may be busy."""
+"""Streaming queries that end when they have read all messages, on a machine that may be busy."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def read_to_end(start: Callable[[], StreamingQuery]) -> StreamingQuery:
 def run_sink(
     spark: SparkSession, servers: str, topic: str, function: Any, checkpoint: Path, **settings: Any
 ) -> StreamingQuery:
-    """Have a sink, or a function, store what a topic holds; the query has the topic's name."""
+    """Let a sink, or a function, store the messages of a topic; the query has the topic's name."""
     given: dict[str, Any] = {
         "bootstrap_servers": servers,
         "trigger": "available now",

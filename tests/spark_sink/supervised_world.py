@@ -26,7 +26,7 @@ def report(
     end: object = None,
     latest: object = None,
 ) -> Any:
-    """Return a report with what is read of those that Spark 4.3 makes."""
+    """Return a report with the used fields of a report of Spark 4.3."""
     source = SimpleNamespace(
         endOffset={"orders": {"0": 4, "1": 6}} if end is None else end,
         latestOffset={"orders": {"0": 8, "1": 12}} if latest is None else latest,

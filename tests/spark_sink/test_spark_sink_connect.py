@@ -1,4 +1,4 @@
-"""The source from a Spark Connect session: a client that has no JVM, in a process of its own; sinks are refused."""
+"""The source from a Spark Connect session: a client process without a JVM; sinks are refused."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def record(*fields: tuple[str, object]) -> dict[str, object]:
 def decoded(
     registry: HttpRegistry, schema: Schema, values: Sequence[bytes | None], message: str | None = None
 ) -> list[Any]:
-    """Return what an executor makes of values, without Spark."""
+    """Return an executor's decoded values, without Spark."""
     settings = (("url", registry.url), ("max.retries", 0))
     decoding = Decoding(settings, json.dumps(schema.to_dict()), message, MessageField.VALUE)
     headers = pa.array([None] * len(values), pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])))

@@ -1,4 +1,4 @@
-"""What is `DeltaSink`'s own; what it shares with `IcebergSink` stands in `test_spark_sink_lakes`."""
+"""Tests of `DeltaSink` alone; `test_spark_sink_lakes` has those that it shares with `IcebergSink`."""
 
 from __future__ import annotations
 

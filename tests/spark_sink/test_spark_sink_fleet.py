@@ -68,7 +68,7 @@ SHOWN = [4, OFFSET_INVALID, 6]
 
 
 def offsets(servers: str, topic: str) -> list[int]:
-    """Return what the group of the sinks has committed of three partitions."""
+    """Return the commits of the sinks' group for three partitions."""
     return [part.offset for _, part in sorted(committed(servers, f"{topic}-sinks", topic, 3).items())]
 
 
@@ -144,7 +144,7 @@ def test_offsets_that_the_brokers_refuse_are_sent_again_with_the_next_question_w
 def child(
     name: str, servers: str, topic: str, folder: Path
 ) -> Iterator[tuple[subprocess.Popen[bytes], Callable[[], str]]]:
-    """Run a replica in a process of its own; yield it with what it says of its sink."""
+    """Run a replica process; yield it with its report on its sink."""
     state_file = folder / f"{name}.json"
     with (folder / f"{name}.log").open("wb") as log:
         process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""What is `IcebergSink`'s own: its ledger among other writers' snapshots, and the files that an upsert writes again."""
+"""Tests of `IcebergSink` alone: its ledger among other writers' snapshots, and the files that an upsert rewrites."""
 
 from __future__ import annotations
 

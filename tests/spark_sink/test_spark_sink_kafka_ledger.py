@@ -1,4 +1,4 @@
-"""The ledger in Kafka on a real broker (I9): once published stays once, by new producers and by those that are kept."""
+"""The ledger in Kafka on a real broker (I9): rows are published once, by new and by kept producers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SOURCE, OTHER = SOURCES = [("orders", 0), ("orders", 1)]
 
 
 class Worker:
-    """What one Python worker of Spark does for a sink: task after task, with what it keeps."""
+    """The work of one Python worker of Spark for a sink: task after task, with its kept clients."""
 
     def __init__(self, target: Target, topic: str) -> None:
         self.target = target
@@ -61,7 +61,7 @@ class Worker:
         return self.publish([self.row(n, source) for source in SOURCES for n in range(first, last + 1)], batch)
 
     def seen(self) -> dict[int, list[int]]:
-        """Return what a reader of the topic sees, by source partition, in its order."""
+        """Return a topic reader's view, by source partition, in order."""
         found: dict[int, list[int]] = {0: [], 1: []}
         for message in read_all(self.target.servers, self._topic):
             partition, number = (message.value() or b"").split(b"-")

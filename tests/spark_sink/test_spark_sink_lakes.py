@@ -193,7 +193,7 @@ def test_every_type_is_stored_may_be_in_a_key_and_fits_the_next_batch(lake: Lake
 
 
 def strict(columns: dict[str, pa.DataType], rows: list[tuple[Any, ...]]) -> Any:
-    """Return a frame whose own columns are never NULL, as those of literals are."""
+    """Return a frame whose own columns are never NULL, as columns of literals are."""
     made: Any = frame(columns, rows)
     kinds = [pa.field(one.name, one.type, nullable=one.name not in columns) for one in made.rows.schema]
     made.rows = made.rows.cast(pa.schema(kinds))

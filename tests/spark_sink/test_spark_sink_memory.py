@@ -1,4 +1,4 @@
-"""What one task of the source holds of a log of large messages, measured in a process of its own: this file.
+"""The memory of one source task on a log of large messages, measured in a process: this file.
 
 It stands still before each take, as on a busy machine, so that the client library has fetched ahead all that it may.
 """
@@ -30,7 +30,7 @@ LIBRARIES = 64 * 1024 * 1024
 
 
 class HesitantConsumer(factory.Consumer):
-    """Begins each take of more than one record late: that is what is tested."""
+    """Delays each take of more than one record: this is the tested case."""
 
     def consume(self, count: int = 1, wait_s: float = -1) -> list[Message]:
         if count > 1:

@@ -1,4 +1,4 @@
-"""What the driver does with the answers of brokers that are given by hand: it asks again, or says why not."""
+"""The driver with answers of brokers that a test gives: it asks again, or says why not."""
 
 from __future__ import annotations
 

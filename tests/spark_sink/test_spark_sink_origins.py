@@ -1,4 +1,4 @@
-"""Which query a batch comes from, and what was planned for it, as sinks find it: by Spark's own words."""
+"""The query of a batch and its plan, as sinks find them in Spark's own properties."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is shown of Spark's queries: reports as statistics, metrics and offsets of the group of an app's sinks."""
+"""Reports of Spark's queries: statistics, metrics, and offsets of the group of an app's sinks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rules of the ledgers, row by row, and what they add up to: every row is applied once, or its batch refused."""
+"""The rules of the ledgers, row by row, and together: every row is applied once, or its batch refused."""
 
 from __future__ import annotations
 

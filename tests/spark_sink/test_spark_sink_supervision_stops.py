@@ -91,7 +91,7 @@ class Stage:
         return self.world.gates[0].is_closed
 
     def stop(self, timeout: float) -> None:
-        """Stop them, on a thread of its own."""
+        """Stop them, on a separate thread."""
         threading.Thread(target=lambda: self.answers.append(self.sinks.stop(timeout))).start()
 
     def stop_twice(self) -> None:

@@ -1,4 +1,4 @@
-"""A run of processes: what they print, when one is started again, what signals do, and with which code it ends."""
+"""A run of processes: their output, restarts, signals and exit codes."""
 
 from __future__ import annotations
 

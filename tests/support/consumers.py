@@ -29,7 +29,7 @@ def every(seconds: float, attempts: int = 3) -> penstock.RetryPolicy:
 
 
 class PoisonError(Exception):
-    """What a poison message raises."""
+    """The error of a poison message."""
 
 
 class Broker(Protocol):
@@ -72,7 +72,7 @@ def consumer_of(
 
 
 def all_committed(servers: str, group: str, topic: str, partitions: int = 1) -> bool:
-    """Tell whether a group's committed offsets are the ends of a topic on a real broker."""
+    """Return whether a group's committed offsets are the ends of a topic on a real broker."""
     offsets = {number: found.offset for number, found in committed(servers, group, topic, partitions).items()}
     return offsets == ends(servers, topic, partitions, "read_uncommitted")
 
@@ -89,7 +89,7 @@ def child(script: Path, *arguments: object) -> Iterator[subprocess.Popen[bytes]]
 
 
 def fed(count: int, keys: int, partitions: int = 1) -> TestBroker:
-    """Return a broker in memory with so many messages in topic "t", of the keys "k0", "k1" and so on in turn."""
+    """Return a broker in memory with so many messages in topic "t", with the keys "k0", "k1" and so on in turn."""
     broker = TestBroker()
     broker.create_topic("t", partitions)
     for number in range(count):
@@ -107,7 +107,7 @@ def group_of(topic: str) -> str:
 
 
 class Handled:
-    """A handler that keeps what it was called with, finds overlaps of a key, and fails for the value `poison`.
+    """A handler that records its calls, finds overlaps of a key, and fails for the value `poison`.
 
     For threads as well: what it keeps is complete once a call has ended.
     """

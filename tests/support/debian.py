@@ -46,7 +46,7 @@ def libraries_in(root: Path) -> dict[str, str]:
 def run(
     command: Sequence[str], folder: str | Path, environment: Mapping[str, str] | None = None, given: str = ""
 ) -> str:
-    """Return what a command printed; it must succeed."""
+    """Return the output of a command; it must succeed."""
     done = subprocess.run(
         command,
         cwd=folder,

@@ -22,7 +22,7 @@ from penstock.testing.stepped_consumer import SteppedClient, SteppedConsumer
 
 
 def message_by_message(processing: LaneProcessing, slot: ExecutionSlot) -> Generator[Work, Outcome, None]:
-    """Yield what the lane processor yields, of each slice its first message alone: the next slice has the others."""
+    """Yield the steps of the lane processor, of each slice only the first message: the next slice has the others."""
     outcome: Outcome = None
     while True:
         try:
@@ -48,7 +48,7 @@ def message_by_message(processing: LaneProcessing, slot: ExecutionSlot) -> Gener
 
 
 class SteppedWorker:
-    """What a worker thread or a task does, step by step: it serves the lanes of a queue of the engine's scheduler."""
+    """A worker thread or a task, step by step: it serves the lanes of a queue of the engine's scheduler."""
 
     def __init__(self, engine: Engine, slot: ExecutionSlot, queue: int) -> None:
         self._engine = engine
@@ -63,7 +63,7 @@ class SteppedWorker:
 
     @property
     def assignments(self) -> list[Assignment]:
-        """What it was given belongs to, each once."""
+        """The assignments of its messages, each once."""
         fetches = self.slot.fetches or ([] if self.slot.fetch is None else [self.slot.fetch])
         return list(dict.fromkeys(fetch.assignment for fetch in fetches))
 
@@ -114,7 +114,7 @@ class SteppedExecutor(Executor):
         self.on_abandoned: Callable[[SteppedWorker, SteppedWorker], None] = lambda _worker, _successor: None
 
     def room(self, kind: Kind) -> int:
-        """Return how many workers stand for threads, or for tasks."""
+        """Return the number of workers for threads, or for tasks."""
         return sum(worker.slot.kind is kind for worker in self.workers)
 
     def interrupt(self, seen: SeenCall) -> bool:
@@ -167,7 +167,7 @@ class WorkedConsumer(SteppedConsumer):
             self.resize(self.engine.settings.workers, Kind.THREAD)
 
     def resize(self, count: int, kind: Kind) -> None:
-        """Have so many workers of a kind; those too many go when they are between lanes, at the next call of this."""
+        """Set the number of workers of a kind; surplus ones go between lanes, at the next call."""
         engine, mine = self.engine, [worker for worker in self.workers if worker.slot.kind is kind]
         for number in range(len(mine), count):
             queue = engine.lane_plan.task_queue if kind is Kind.TASK else number if engine.settings.pinned else 0

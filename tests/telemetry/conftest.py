@@ -12,7 +12,7 @@ from telemetry_tools import Recorded
 
 @pytest.fixture
 def recorded() -> Recorded:
-    """Providers that keep what they are given."""
+    """Providers that keep all spans and metrics."""
     return Recorded()
 
 

@@ -1,4 +1,4 @@
-"""`Telemetry(sample_ratio=...)`: what chance leaves out, and what the sender sampled, which it never does."""
+"""`Telemetry(sample_ratio=...)`: messages left out by chance, and messages sampled by their sender, never left out."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ World = MemoryWorld | KafkaWorld
 
 
 class Client:
-    """A consumer of a world, and what it saw."""
+    """A consumer of a world, and the events that it saw."""
 
     def __init__(self, world: World, *, join: bool = True, group: str | None = None, **config: Any) -> None:
         self.topic = world.topic
@@ -131,7 +131,7 @@ class Client:
         return message
 
     def take(self, number: int) -> Seen:
-        """Return offset and value of so many messages, of one call each."""
+        """Return offset and value of so many messages, from one call for each."""
         found: Seen = []
 
         def enough() -> bool:
@@ -152,7 +152,7 @@ class Client:
         wait_until(come_about)
 
     def idle(self, polls: int = 5) -> Seen:
-        """Return the messages that come in a few polls; for what must not come."""
+        """Return the messages of a few polls, to see that none comes."""
         found = [self._poll() for _ in range(polls)]
         return [(message.offset(), message.value()) for message in found if message is not None]
 

@@ -1,4 +1,4 @@
-"""What the tests of the broker in memory share: the client of the conformance tests, which never waits here."""
+"""Shared tools for tests of the broker in memory: the client of the conformance tests, which never waits here."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Reader(Client):
         self.client.commit(offsets=[TopicPartition(self.topic, partition, offset)], asynchronous=True)
 
     def drain(self, number: int = 10_000) -> list[Message]:
-        """Return what comes in a few calls, at most so many messages."""
+        """Return the messages of a few calls, at most so many."""
         found: list[Message] = []
         for _ in range(50):
             found += self.client.consume(number - len(found), 0)
@@ -52,7 +52,7 @@ class Reader(Client):
 
 
 def settle(*readers: Reader) -> list[Message]:
-    """Let every reader poll until nothing is left to serve; return what they got."""
+    """Let every reader poll until nothing is left to serve; return their messages."""
     found: list[Message] = []
     for _ in range(10):
         for reader in readers:

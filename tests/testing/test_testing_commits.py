@@ -1,4 +1,4 @@
-"""Commits: what is stored, what is refused, and what a fault makes of an answer."""
+"""Commits: stored ones, refused ones, and the effect of a fault on an answer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock.testing import Operation, TestBroker
 
 
 def member_of(memory: TestBroker) -> Reader:
-    """Return the one member of its group."""
+    """Return the only member of its group."""
     made = Reader(memory, "t")
     settle(made)
     return made

@@ -1,4 +1,4 @@
-"""One script on the broker in memory and on a real one: what the clients see must be the same.
+"""One script on the broker in memory and on a real one: the clients must see the same.
 
 Each scenario is written once, against the client's calls and the few things a test does to a broker (`World`), and
 returns what was seen. It is run on both, and both are compared with each other: so the one in memory tells the truth.
@@ -212,5 +212,5 @@ def test_the_clients_see_the_same_on_both(
 
 
 def _placed(seen: Seen, topic: str) -> str:
-    """Return what was seen as text, with the name of the topic left out."""
+    """Return the events as text, without the name of the topic."""
     return "\n".join(repr(one).replace(repr(topic), "TOPIC") for one in seen)

@@ -1,4 +1,4 @@
-"""Logs: what a reader gets of transactions, holes, and logs that change under it."""
+"""Logs: the view of a reader on transactions, holes, and logs that change meanwhile."""
 
 from __future__ import annotations
 

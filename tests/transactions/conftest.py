@@ -1,4 +1,4 @@
-"""Fixtures of the transaction tests: one store per test, with short times, and readers of what became visible."""
+"""Fixtures of the transaction tests: one store per test, with short times, and readers of visible messages."""
 
 from __future__ import annotations
 

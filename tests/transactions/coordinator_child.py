@@ -1,4 +1,4 @@
-"""A coordinator in a process of its own, for tests that kill it.
+"""A coordinator process, for tests that kill it.
 
 Arguments: bootstrap servers, prefix, when to stand still so that the kill falls there, and an instance name or nothing.
 It stands still `never`, `before commit` (all of the Kafka transaction is sent, except its end), `after commit` (it

@@ -35,7 +35,7 @@ def answer_of(ask: Callable[[Callable[[Any], None]], None]) -> Any:
 
 
 def verdict_of(number: int) -> Verdict:
-    """Return what the local transaction of a number came to."""
+    """Return the outcome of the local transaction with a number."""
     return Verdict.COMMIT if number % 3 else Verdict.ROLLBACK
 
 

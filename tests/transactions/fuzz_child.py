@@ -245,7 +245,7 @@ def decoders() -> dict[str, Decoder]:
 
 
 def refused(decode: Callable[[Any], object], example: object) -> bool:
-    """Decode, and tell whether it was refused. The error ends in a cycle with this frame, as a coordinator's does."""
+    """Decode, and return whether it was refused. The error ends in a cycle with this frame, as a coordinator's does."""
     kept: object = None
     try:
         decode(example)

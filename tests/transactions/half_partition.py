@@ -20,7 +20,7 @@ from penstock.transactions.wire.topics import StoreTopics
 
 @dataclass(frozen=True)
 class _Fetched:
-    """What is used of a message of the client library."""
+    """The used parts of a message of the client library."""
 
     place: int
     content: bytes | None
@@ -67,12 +67,12 @@ def op_record(offset: int, op: Op, appended_s: float | None = None) -> Any:
 
 
 def context_of(topics: StoreTopics, servers: str = "", policy: CheckPolicy | None = None) -> CoordinatorContext:
-    """Return what the parts of a coordinator share."""
+    """Return the shared context of a coordinator's parts."""
     return CoordinatorContext(servers, {}, policy or CheckPolicy(6, 30, 15), topics)
 
 
 def recovered_at(half: int, op: int, half_end: int = 0, op_end: int = 0) -> RecoveredPartition:
-    """Return what a partition starts from whose done log is empty, and whose logs were read so far."""
+    """Return the recovered state of a partition with an empty done log, whose logs were read to these places."""
     starts, ends = {HALF: half, OP: op, DONE: 0}, {HALF: half_end, OP: op_end, DONE: 0}
     return RecoveredPartition(PartitionState(half, op), starts, ends, Mark(0, 0, 0))
 

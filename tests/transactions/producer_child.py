@@ -1,4 +1,4 @@
-"""An order service in a process of its own, for a test that kills it between its local commit and its decision.
+"""An order service process, for a test that kills it between its local commit and its decision.
 
 Arguments: bootstrap servers, prefix, topic, the file of its SQLite database.
 """

@@ -1,4 +1,4 @@
-"""The barrier with a store: what only the database knows is asked of it, whatever the local transaction raised."""
+"""The barrier with a store: only the database decides, whatever the local transaction raised."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from penstock.transactions import (
 
 
 class AnswerLostError(Exception):
-    """Stands for a connection that breaks while the answer to COMMIT is on its way."""
+    """A connection that breaks while the answer to COMMIT is on its way."""
 
 
 def test_a_commit_that_raised_though_it_took_hold_is_published_and_one_that_did_not_is_rolled_back(

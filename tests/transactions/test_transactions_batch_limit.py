@@ -13,7 +13,7 @@ from penstock.transactions.wire.ops import Verdict
 
 
 def run(limit: BatchLimit, cost_s: float, groups: int, size_bytes: int = 128) -> int:
-    """Fill so many groups to the limit, where each decision costs so much, and return the limit then."""
+    """Fill so many groups to the limit, with this cost of a decision, and return the limit then."""
     for _ in range(groups):
         decisions = limit.decisions
         limit.measured(decisions, decisions * size_bytes, 0.004 + decisions * cost_s)
@@ -42,7 +42,7 @@ def test_large_messages_make_groups_small() -> None:
 
 
 def pending(size_bytes: int, parts: int = 1) -> Pending:
-    """Return a transaction of so many messages of that size each."""
+    """Return a transaction of so many messages of this size."""
     name = new_id()
     halves = [
         Half(name, "orders", "t", None, None, bytes(size_bytes), (), None, part=(n + 1, parts) if parts > 1 else None)

@@ -23,7 +23,7 @@ BIRTH_S = 5_000.0
 
 
 class Asking:
-    """Takes questions and decisions, and tells whether a group is there."""
+    """Takes checks and decisions, and says whether a group lives."""
 
     def __init__(self) -> None:
         self.checked: list[str] = []

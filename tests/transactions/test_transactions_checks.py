@@ -1,4 +1,4 @@
-"""The threads that run a user's checks: their slots, their time limit, and what a hung call costs."""
+"""The threads that run a user's checks: their slots, their time limit, and the cost of a hung call."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def send(bench: Bench, *values: bytes, topic: str | None = None) -> None:
 
 
 def send_until(bench: Bench, coordinator: Coordinator, standing: Fault) -> list[bytes]:
-    """Send messages, each in a Kafka transaction of its own, until one's end is held; return what was sent."""
+    """Send messages, each in its own Kafka transaction, until the end of one is held; return the sent messages."""
     sent: list[bytes] = []
     while not standing.fired:
         sent.append(b"%d" % len(sent))

@@ -1,4 +1,4 @@
-"""What waits when a coordinator starts may be more than the Kafka client's buffer takes in one go."""
+"""The backlog at a coordinator's start may be more than the Kafka client's buffer takes at once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SMALL_BUFFER = {"queue.buffering.max.kbytes": 1024}
 
 
 def commit_several(producer: TransactionalProducer, topic: str, name: bytes, messages: int, size_bytes: int) -> str:
-    """Commit a transaction of so many messages of that size each; return its id."""
+    """Commit a transaction of so many messages of this size; return its id."""
     with producer.transaction_of(
         [Outgoing(topic, key=name, value=bytes(size_bytes)) for _ in range(messages)]
     ) as transaction:

@@ -49,7 +49,7 @@ def messages(offsets: Sequence[int], **fields: Any) -> list[Message]:
 
 
 def handled(connect: Connect, message: Any, end: str = "commit", **options: Any) -> Any:
-    """Return what the inbox says in a transaction that ends so."""
+    """Return the inbox's answer in a transaction that ends this way."""
     with closing(connect()) as connection:
         answer = inbox(connection, message, **options)
         getattr(connection, end)()

@@ -1,4 +1,4 @@
-"""What a store in Kafka does beyond the suite of all stores: its logs, its checks, and coordinators that share it."""
+"""A store in Kafka beyond the suite of all stores: its logs, its checks, and coordinators that share it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Listeners, and executors of a call: thin layers with RocketMQ's own rule for what is no answer."""
+"""Listeners, and executors of a call: thin layers with RocketMQ's own rule for a missing answer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.transactions.wire.half import decode_half
 
 
 class Orders:
-    """A listener that answers by what is asked of it, and notes what it saw."""
+    """A listener whose arguments are its answers; it records its calls."""
 
     def __init__(self, answer: object = TransactionState.COMMIT) -> None:
         self.answer = answer

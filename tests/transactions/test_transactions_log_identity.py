@@ -1,4 +1,4 @@
-"""Whether a log is the one that was read: by topic ids, and by bounds where those are not known."""
+"""Whether a log is the one that was read: by topic ids, and by bounds if ids are unknown."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ class Admin(FakeAdmin):
         return asked
 
     def answer(self, error: KafkaException | None = None) -> list[tuple[str, int]]:
-        """Answer what was asked, and return it."""
+        """Answer the questions, and return them."""
         asked, self.deleting = self.deleting, []
         for topic, offset, future in asked:
             if error is None:
@@ -114,7 +114,7 @@ class Room:
             self.upkeep.look({0: self.partition}, self.now)
 
     def tend(self, after_s: float = UPKEEP_S) -> list[tuple[str, int]]:
-        """Tend the logs after some time, and return what is being deleted."""
+        """Run the upkeep some time later, and return the deletions."""
         self.now += after_s
         begun = self.admin.asked
         was_deleting = self.upkeep._deleting
@@ -124,7 +124,7 @@ class Room:
         return [(topic, offset) for topic, offset, _ in self.admin.deleting]
 
     def answer(self, error: KafkaException | None = None) -> None:
-        """Answer what is being deleted."""
+        """Answer the deletions."""
         deleting: Any = self.upkeep._deleting
         self.admin.answer(error)
         wait_until(deleting._call.done)

@@ -57,7 +57,7 @@ def snapshot_all(owned: HalfPartition, some: list[Pending]) -> None:
 
 
 def a_round(owned: HalfPartition) -> None:
-    """Do what a coordinator does in a round, looks for what is to be snapshotted or deleted among it."""
+    """Run a coordinator's round, with its search for transactions to snapshot or delete."""
     owned._snapshot_due = 0.0
     owned.note_progress(1.0)
     batch = owned.next_batch(1_000, lambda _: None, 1 << 20)
@@ -68,7 +68,7 @@ def a_round(owned: HalfPartition) -> None:
 
 
 def objects_touched_in_a_round(count: int, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Return how many of so many waiting transactions one round looks at."""
+    """Return how many of `count` waiting transactions one round reads."""
     partition = WaitingPartition(SMALL)
     owned = partition.owned
     partition.delayed(count)

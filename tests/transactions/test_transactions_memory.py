@@ -1,4 +1,4 @@
-"""Payloads of what waits long do not stay in the coordinator's memory, and are there again when they are needed."""
+"""Payloads that wait long leave the coordinator's memory, and are read again when they are needed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BUDGET = 1_000_000
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> list[Payloads]:
-    """The budget is small; what the coordinators of a test hold is returned."""
+    """Set a small budget; return the memory held by a test's coordinators."""
     made: list[Payloads] = []
     init = Payloads.__init__
 

@@ -1,4 +1,4 @@
-"""Missing rights: when they are said, for how long they are known, and what is read in the client library's log."""
+"""Missing permissions: when they are reported, for how long, and what is read in the client library's log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A coordinator that is sent more than it can publish: it works at its own speed, and what waits, waits in Kafka."""
+"""A coordinator with more work than it can publish: it works at its own speed, and the backlog waits in Kafka."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the common transactions leave out, when it is tried, and how long a topic stays apart: pure."""
+"""Transactions outside of the common ones, when they are tried, and how long a topic stays set aside: pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from penstock.transactions.wire.ops import Author, Op, Verdict
 
 
 def leave_out(quarantine: TargetQuarantine, topic: str, now: float) -> None:
-    """Do what is done when a common transaction failed for a topic."""
+    """Report that a common transaction failed because of a topic."""
     quarantine.suspect(topic, "gone", now)
     quarantine.watch(topic, now)
 

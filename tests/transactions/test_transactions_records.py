@@ -1,4 +1,4 @@
-"""Formats: what is written reads back, and garbage is refused with one kind of error (I10)."""
+"""Formats: written records are readable, and garbage is refused with one kind of error (I10)."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ notes = counts | st.builds(
 
 
 def snapshotted(note: Note, half: Half, count: int) -> Snapshot:
-    """Return a transaction of so many messages as it is snapshotted."""
+    """Return a snapshot of a transaction of so many messages."""
     first = half._replace(transaction_id=note.transaction_id)
     parts = [first._replace(part=(number + 1, count) if count > 1 else None) for number in range(count)]
     note = note._replace(half_offset=max(note.half_offset, count))

@@ -21,7 +21,7 @@ Outcome = Callable[[], None]
 
 
 class Attempts:
-    """Each attempt does what the test wants of it next, and finds the number of the attempt as the half position."""
+    """Each attempt takes a test's next step, and returns its number as the half position."""
 
     def __init__(self, *outcomes: Outcome) -> None:
         self._outcomes = iter(outcomes)

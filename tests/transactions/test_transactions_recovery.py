@@ -52,7 +52,7 @@ def names(bench: Bench, name: str) -> list[str]:
 
 
 def until(limit_s: float) -> Step:
-    """Return a step of a recovery that ends it with an error after so many seconds."""
+    """Return a step of a recovery that fails after so many seconds."""
     deadline = time.monotonic() + limit_s
 
     def step(doing: str) -> None:

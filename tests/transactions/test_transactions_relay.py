@@ -1,4 +1,4 @@
-"""Publication from a store outside Kafka: once, whatever happens between Kafka and the store."""
+"""Publication from a store outside Kafka: once, with any event between Kafka and the store."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from waiting import wait_until
 
 
 class Shard(ShardBacklog):
-    """A shard that holds what a test puts there."""
+    """A shard with the transactions of a test."""
 
     def __init__(self, claim: Sequence[str] = ()) -> None:
         self.queue = ReadyQueue(Delays(), lambda _: None)
@@ -153,7 +153,7 @@ def test_who_was_thought_dead_publishes_nothing_more(bench: Bench) -> None:
 def test_a_predecessor_that_died_in_its_transaction_is_ended_by_its_successor(
     bench: Bench, claim: Sequence[str]
 ) -> None:
-    """Also one that published under an id which only the store knows of."""
+    """The same for a predecessor with an id that only the store knows."""
     name = claim[0] if claim else f"{bench.topic}.0.a"
     dying = Producer({"bootstrap.servers": bench.servers, "transactional.id": name, "transaction.timeout.ms": 600_000})
     dying.init_transactions(60)

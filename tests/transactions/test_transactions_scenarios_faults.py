@@ -1,4 +1,4 @@
-"""What must never go wrong where something dies, hangs, moves or has a wrong clock, scenario by scenario."""
+"""Scenarios in which a part dies, hangs, moves or has a wrong clock, and nothing may go wrong."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _HOUR_S = 3600
 
 
 class OrderedLoad:
-    """Sends with `order="half"`, under a mix of outcomes; knows what becomes visible of each key, in which order."""
+    """Sends with `order="half"` and mixed outcomes; knows the visible messages of each key, in order."""
 
     def __init__(self, bench: Bench) -> None:
         self.bench = bench

@@ -1,4 +1,4 @@
-"""What coordinators say of themselves: its format, when it is written, and what it says of a transaction."""
+"""The status of coordinators: its format, its times, and its content about a transaction."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_what_is_too_much_is_cut() -> None:
 
 
 class Sent:
-    """Takes what is sent, unless it is full or the client library refuses."""
+    """Takes messages, unless it is full or the client library refuses."""
 
     def __init__(self) -> None:
         self.values: list[Status] = []

@@ -1,4 +1,4 @@
-"""What a stop waits for has a bound: a call of the client library that hangs is abandoned, and the log says so."""
+"""A stop has a time limit: a hanging call of the client library is abandoned, and the log says so."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class Load:
             self.sent.setdefault(topic, []).append(value)
 
     def goes_on(self) -> None:
-        """Wait until what is committed from now on is published."""
+        """Wait until messages that are committed from now on are published."""
         before, already = self.coordinator.statistics().committed, len(self.sent.get(self.bench.topic, ()))
         wait_until(lambda: len(self.sent.get(self.bench.topic, ())) > already + 3, 30)
         wait_until(lambda: self.coordinator.statistics().committed > before + 3, self.back_s)
@@ -102,7 +102,7 @@ def endure(
     frozen_s: float,
     back_s: float,
 ) -> None:
-    """Do all that to a broker; what was committed is published once, in the order of its keys."""
+    """Inject all these faults into a broker; committed messages are published once, in the order of their keys."""
     with loads(broker, folder, back_s) as made:
         for load in made:
             load.goes_on()

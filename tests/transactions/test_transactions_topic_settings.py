@@ -54,7 +54,7 @@ def test_the_done_log_may_have_any_time_and_must_have_room() -> None:
 
 
 class Admin(FakeAdmin):
-    """A broker with topics that have a retention, or that does not say what they have."""
+    """A broker with topics that have a retention, or that does not show their settings."""
 
     servers = "kafka:9092"
 

@@ -1,4 +1,4 @@
-"""Until when it is waited that committed readers see what was published."""
+"""The wait until committed readers see a published message."""
 
 from __future__ import annotations
 

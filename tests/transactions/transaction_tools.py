@@ -1,4 +1,4 @@
-"""What the transaction tests share: a store of their own per test, producers and coordinators on it, and readers."""
+"""Shared tools of the transaction tests: a store for each test, producers and coordinators on it, and readers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Seen = tuple[bytes | None, bytes | None]
 
 
 class Bench:
-    """One store with its own prefix, and what a test made on it."""
+    """One store with its own prefix, and a test's producers and coordinators on it."""
 
     def __init__(self, bootstrap_servers: str, topic: str, partitions: int = 2) -> None:
         self.servers = bootstrap_servers
@@ -126,7 +126,7 @@ class Bench:
             consumer.close()
 
     def close(self) -> None:
-        """Stop all; a coordinator that had died by itself fails the test here."""
+        """Stop all; a coordinator that had died by itself fails the test."""
         self._open.close()
 
 
@@ -172,7 +172,7 @@ def closing_consumer(servers: str, isolation: str) -> Iterator[Consumer]:
 
 @contextlib.contextmanager
 def child(script: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """Run a script below this folder in a process of its own; it is killed at the end, if it still runs."""
+    """Run a script below this folder as a process; kill it at the end if it still runs."""
     path = Path(__file__).parent / script
     command = [sys.executable, str(path), *arguments]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)

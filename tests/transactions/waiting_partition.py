@@ -43,7 +43,7 @@ class WaitingPartition:
         self.owned.feed.take_op(op_record(self.state.op_position, op), 0.0)
 
     def delayed(self, count: int) -> None:
-        """Let so many wait for their time."""
+        """Let so many transactions wait for their time."""
         for number in range(count):
             self.commit(self.store(deliver_at_ms=NEXT_YEAR_MS + number))
 

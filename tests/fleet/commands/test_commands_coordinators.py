@@ -1,4 +1,4 @@
-"""What a coordinator does by command, and what it and a member refuse: pure; the whole way is in tests/fleet."""
+"""Commands to a coordinator, and refusals of coordinators and members: pure; tests/fleet has the whole way."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records of commands and of the audit: what is written is read, and whatever else is there is refused."""
+"""Records of commands and of the audit: written ones are readable, all others are refused."""
 
 from __future__ import annotations
 

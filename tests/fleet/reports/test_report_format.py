@@ -1,4 +1,4 @@
-"""Reports as values: what fits, what is refused, and what follows of whom nothing came."""
+"""Reports as values: their limits, refused ones, and silent members."""
 
 from __future__ import annotations
 

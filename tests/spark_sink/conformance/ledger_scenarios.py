@@ -1,4 +1,4 @@
-"""What happens to a query, once for every sink: each function plays it on a sink and asserts what is stored.
+"""Events of a query, for every sink: each function plays one on a sink and asserts the stored rows.
 
 What they assert is I9: a sink's rows are those of a run in which nothing failed, or the sink says that they are not.
 """
@@ -26,7 +26,7 @@ class CrashError(Exception):
 
 @contextmanager
 def refused(pattern: str = "", *more: type[Exception]) -> Iterator[None]:
-    """Assert that the sink refuses what is stored in the block; the failure is an `AssertionError`, unlike pytest's."""
+    """Assert that the sink refuses the rows in the block; the failure is an `AssertionError`, unlike pytest's."""
     try:
         yield
     except (SinkError, *more) as error:
@@ -81,7 +81,7 @@ def topics_and_partitions_have_positions_of_their_own(sink: SinkUnderTest) -> No
 
 
 def rows_come_below_a_later_batch(sink: SinkUnderTest) -> None:
-    """As from an operator that holds rows back. They are refused in whichever run."""
+    """As from an operator that holds rows back. They are refused in every run."""
     sink.store(rows(0, 5))
     for run in ("first", "second"):
         with refused(r"batch 1 for .* holds a row of orders:0@3, but batch 0 has stored what lies below 6"):
@@ -111,7 +111,7 @@ def a_task_is_retried(sink: SinkUnderTest) -> None:
 
 
 def another_copy_is_ahead(sink: SinkUnderTest) -> None:
-    """What it has stored is not taken for this one's, whose next batch lies below it."""
+    """Rows of another query do not count for this one, whose next batch lies below them."""
     sink.store(rows(0, 1, 2, 3), 1, "ahead", checkpoint="another")
     sink.store([*rows(0, 1), *rows(0, of=OTHERS)], 1, "behind")
     sink.store(rows(2, 3, 4), 2, "behind")
@@ -184,7 +184,7 @@ def two_queries_fill_one_target(sink: SinkUnderTest) -> None:
 
 
 def a_filter_leaves_rows_out(sink: SinkUnderTest) -> None:
-    """A batch ends where it was planned to end: what was filtered out is not read again."""
+    """A batch ends at its planned end: filtered rows are not read again."""
     sink.store(rows(1), 0, plan={ORDERS: (0, 5), OTHERS: (0, 3)})
     sink.store([], 1, plan={ORDERS: (5, 9), OTHERS: (3, 3)})
     for run in ("second", "third"):
@@ -206,7 +206,7 @@ def a_target_was_restored(sink: SinkUnderTest) -> None:
 
 
 def a_topic_was_created_again(sink: SinkUnderTest) -> None:
-    """The source goes back to 0 in a batch of its own, and the ledger with it."""
+    """The source goes back to 0 in a separate batch, and so does the ledger."""
     sink.store(rows(*range(5)), 0, plan={ORDERS: (0, 5)})
     for run in ("first", "second"):
         sink.store([], 1, run, plan={ORDERS: (5, 0)})
@@ -217,7 +217,7 @@ def a_topic_was_created_again(sink: SinkUnderTest) -> None:
 
 
 def a_query_begins_of_which_nothing_was_stored(sink: SinkUnderTest) -> None:
-    """It begins there again, whatever its options say by then."""
+    """It begins there again, whatever its options are by then."""
     for at in (7, 9):
         sink.begin({ORDERS: LedgerEntry(at, at), OTHERS: LedgerEntry(at, at)})
     before = sink.position(ORDERS, OTHERS, PAYMENTS)
@@ -230,7 +230,7 @@ def a_query_begins_of_which_nothing_was_stored(sink: SinkUnderTest) -> None:
 
 
 def an_operator_changes_the_ledger(sink: SinkUnderTest) -> None:
-    """What was stored comes again, what was not is left out, and a forgotten partition begins by its options."""
+    """Stored rows come again, others are left out, and a forgotten partition begins by its options."""
 
     def entries(query: str = sink.query) -> list[administration.QueryLedger]:
         return administration.of_query(administration.queries({"t": sink.sink}), query)

@@ -1,4 +1,4 @@
-"""Every sink behind one face, without Spark: batches are stored, and what stands is looked at.
+"""Every sink with one interface, without Spark: batches are stored, and the rows are read.
 
 A row is a place, `(topic, partition, offset)`; what a sink stores of it says where it comes from.
 """
@@ -62,7 +62,7 @@ class SinkUnderTest(ABC):
 
     @abstractmethod
     def stored(self) -> list[Place]:
-        """Return what stands, sorted."""
+        """Return the stored rows, sorted."""
 
     @abstractmethod
     def another_query(self) -> SinkUnderTest:
@@ -88,7 +88,7 @@ class SinkUnderTest(ABC):
         check.begin_ledger(self.query, entries)
 
     def position(self, *parts: tuple[str, int]) -> dict[tuple[str, int], int]:
-        """Return what the ledger tells a query that begins without a checkpoint."""
+        """Return the ledger's start for a query without a checkpoint."""
         return {part: entry.end for part, entry in self.sink.ledger_entries(self.query, parts).items()}
 
 
@@ -202,7 +202,7 @@ class InLake(SinkUnderTest):
 
 
 class Kafka(SinkUnderTest):
-    """A topic. Each batch is published as by a task of its own, in a worker that was started for it."""
+    """A topic. Each batch is published as by a separate task, in a new worker."""
 
     takes_retries_for_calls = False
 

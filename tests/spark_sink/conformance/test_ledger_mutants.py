@@ -28,12 +28,12 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 
 
 def drops_second_frames(patch: pytest.MonkeyPatch) -> None:
-    """A second frame of a batch is taken for the first one that comes again."""
+    """A second frame of a batch counts as a repetition of the first."""
     patch.setattr(StoredBatches, "one_call", lambda *given: nullcontext())
 
 
 def ends_at_last_rows(patch: pytest.MonkeyPatch) -> None:
-    """What was planned is not looked at."""
+    """The plan is not compared."""
     patch.setattr(sink, "planned_offsets", lambda *given: {})
 
 
@@ -74,7 +74,7 @@ def commits_behind_another_writer(patch: pytest.MonkeyPatch) -> None:
 
 
 def shuts_nobody_out(patch: pytest.MonkeyPatch) -> None:
-    """Fencing is left out: each task publishes by an id of its own."""
+    """Fencing is left out: each task publishes with its own id."""
     numbers = itertools.count()
     patch.setattr(Target, "transactional_id", lambda self, source: f"{self.name}/own-{next(numbers)}")
 
@@ -91,7 +91,7 @@ def does_not_compare(patch: pytest.MonkeyPatch) -> None:
 
 
 def counts_lost_tasks(patch: pytest.MonkeyPatch) -> None:
-    """What a task has copied that was given up for lost counts."""
+    """Rows copied by a task that was given up as lost count."""
     patch.setattr(stages, "copied_rows", lambda connection, stage, copied: sa.select(stage).subquery())
 
 

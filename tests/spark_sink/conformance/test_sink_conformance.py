@@ -1,4 +1,4 @@
-"""What every sink promises, whatever befalls its query."""
+"""The promises of every sink, with all events of its query."""
 
 from __future__ import annotations
 

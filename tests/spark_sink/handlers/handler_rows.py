@@ -69,7 +69,7 @@ def run_task(rows: Sequence[Row], handlers: Mapping[str, Handler], **options: An
 def publish_task(
     rows: Sequence[Row], handlers: Mapping[str, Handler], *, publishes: bool = True, **options: Any
 ) -> tuple[list[Published], BatchReport]:
-    """Run a task whose sink publishes; return what it gives, in the order in which that is published."""
+    """Run a task whose sink publishes; return its results in their publishing order."""
     reports: list[bytes] = []
     if publishes:
         options |= {"name": "billing", "bootstrap_servers": "nowhere:1"}

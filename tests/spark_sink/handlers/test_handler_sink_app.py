@@ -1,4 +1,4 @@
-"""`App.handler_sink`: the same decorated handlers, with what the app says of them."""
+"""`App.handler_sink`: the same decorated handlers, with the app's settings."""
 
 from __future__ import annotations
 

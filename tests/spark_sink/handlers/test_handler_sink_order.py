@@ -107,7 +107,7 @@ class World:
         return places
 
     def end(self, places: list[Place], *, is_batch: bool) -> None:
-        """Fail what the world has fail; of a key, nothing behind it is done."""
+        """Fail the messages that the world says; nothing behind one of a key is done."""
         self.running -= {self.identity[place] for place in places}
         failed: dict[int, BaseException] = {}
         stuck: set[Hashable] = set()

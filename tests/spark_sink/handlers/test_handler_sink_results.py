@@ -1,4 +1,4 @@
-"""What a task publishes, without Spark and Kafka: which rows, in which order, and what a replay leaves of them."""
+"""The published rows of a task, without Spark and Kafka: which rows, their order, and the rest after a replay."""
 
 from __future__ import annotations
 

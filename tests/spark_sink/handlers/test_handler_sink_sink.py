@@ -1,4 +1,4 @@
-"""The handler sink before Spark runs: what it refuses at construction, and how its handlers travel."""
+"""The handler sink before Spark runs: refusals at construction, and how its handlers travel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the conformance suite works with: each store with a topic and a coordinator of its own, and who answers checks.
+"""The tools of the conformance suite: each store with its own topic and coordinator, and the answers to checks.
 
 The suite speaks to the seam (`penstock.transactions.store`), not to the producer: what holds here holds for whatever
 stands above it.
@@ -48,7 +48,7 @@ Answer = Callable[[CheckRequest], Verdict]
 
 
 class StoreBench(ABC):
-    """One kind of store, with its own prefix, and what a test made on it."""
+    """One kind of store, with its own prefix, and a test's producers and coordinators on it."""
 
     #: Answered checks after which an undecided half is discarded.
     checks_allowed = 15
@@ -105,7 +105,7 @@ class StoreBench(ABC):
         return TransactionalProducer(group, store=self.store, **options)
 
     def pending(self) -> dict[str, PendingTransaction]:
-        """Return what an operator sees of all that is not settled, by its id, in the order of their births."""
+        """Return an operator's view of all unsettled transactions, by id, in the order of their births."""
         return {transaction.transaction_id: transaction for transaction in self.store.administration().pending()}  # type: ignore[attr-defined] # not in Kafka
 
     def decide_as_operator(self, transaction_id: str, verdict: Verdict, why: str = "") -> None:
@@ -136,7 +136,7 @@ class StoreBench(ABC):
         self._store = None
 
     def close(self) -> None:
-        """Stop all; a coordinator that had died by itself fails the test here."""
+        """Stop all; a coordinator that had died by itself fails the test."""
         self._open.close()
 
     def half(self, value: bytes = b"v", **fields: Any) -> Half:
@@ -161,7 +161,7 @@ class StoreBench(ABC):
 
     @contextlib.contextmanager
     def answering(self, answer: Answer, group: str = "orders") -> Iterator[list[CheckRequest]]:
-        """Answer the checks of a group; what was asked is in the list."""
+        """Answer the checks of a group; the list has the checked halves."""
         asked: list[CheckRequest] = []
         ending = threading.Event()
         source, store = self.store.checks(group), self.store

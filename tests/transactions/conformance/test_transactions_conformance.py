@@ -1,4 +1,4 @@
-"""One suite for every store: decisions, order, delays, several messages, and what a coordinator shows."""
+"""One suite for every store: decisions, order, delays, several messages, and the statistics of a coordinator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One suite for every store, its checks: who is asked when, how often, and what comes of it."""
+"""One suite for every store, its checks: which producer gets them, when, how often, and their effect."""
 
 from __future__ import annotations
 

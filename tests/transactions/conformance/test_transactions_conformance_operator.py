@@ -1,4 +1,4 @@
-"""Every store: what an operator sees and decides, and that what was discarded comes back."""
+"""Every store: an operator's view and decisions, and resumed transactions."""
 
 from __future__ import annotations
 

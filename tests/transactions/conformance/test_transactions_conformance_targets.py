@@ -35,7 +35,7 @@ EACH, RELAYED = (
 
 @pytest.fixture
 def bench(store_bench: StoreBench) -> StoreBench:
-    """A store; its topic is the one that is well."""
+    """A store; its topic is the healthy one."""
     return store_bench
 
 
@@ -195,7 +195,7 @@ def test_targets_that_are_deleted_and_made_again_twice_lose_double_and_block_not
 
 
 def waiting_for_a_call(bench: StoreBench) -> list[str]:
-    """Return what transactions wait for by what `penstock tx ls` shows, of those that wait for a call."""
+    """Return the reasons for waiting that `penstock tx ls` shows, of transactions that wait for a call."""
     return [value.waits_for for value in bench.pending().values() if value.waits_for.startswith("Kafka: ")]
 
 

@@ -23,7 +23,7 @@ def half(value: bytes = b"v", **fields: Any) -> Half:
 
 
 def pending_in(store: FileStore) -> list[StoredTransaction]:
-    """Return what a store has, by its table, in the order in which it was prepared."""
+    """Return the transactions of a store, by its table, in the order of preparation."""
     opened = store.opened
     found = (opened.peek(number) for number, _ in opened.table)
     return sorted((stored for stored in found if stored is not None), key=lambda stored: stored.number)

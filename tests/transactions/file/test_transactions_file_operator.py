@@ -1,4 +1,4 @@
-"""Operators of a file store: what is written down, what is brought back, and who looks from another process."""
+"""Operators of a file store: the audit, resumed transactions, and readers in another process."""
 
 from __future__ import annotations
 

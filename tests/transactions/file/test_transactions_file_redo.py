@@ -47,7 +47,7 @@ def written(frames: int = len(FRAMES)) -> tuple[TornDisk, list[int]]:
 
 
 def opened(disk: Folder) -> tuple[RedoLog, list[tuple[int, bytes]]]:
-    """Open the log on a disk; return it with what it had."""
+    """Open the log on a disk; return it with its records."""
     log = RedoLog(disk, SEGMENT, lambda: 0)
     log.open()
     found = [(record.kind, record.payload) for record in log.records()]

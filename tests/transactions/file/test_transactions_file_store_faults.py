@@ -37,7 +37,7 @@ from waiting import wait_until
 
 
 def shard_of(store: FileStore) -> FileShard:
-    """Return what a coordinator works on: its work is done where a test says."""
+    """Return the shard of a coordinator: its work is done when a test says so."""
     return store.open_shards(CheckTerms(CheckPolicy(600.0, 600.0, 1), session_s=600.0), lambda: None)
 
 

@@ -44,7 +44,7 @@ DAY_MS = 86_400_000
 
 
 def delayed(folder: Path, count: int) -> OpenStore:
-    """Return a store with so many transactions that are committed and due tomorrow."""
+    """Return a store with so many committed transactions that are due tomorrow."""
     folder.mkdir()
     store, now_ms = OpenStore(Folder(folder), 8 << 20), int(time.time() * 1000)
     store.open()

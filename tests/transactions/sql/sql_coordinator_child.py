@@ -1,4 +1,4 @@
-"""A coordinator of a SQL store in a process of its own, for tests that kill it.
+"""A coordinator process of a SQL store, for tests that kill it.
 
 Arguments: bootstrap servers, prefix, the database's address, and when to stand still so that the kill falls there:
 `never`, `before commit` (all of the Kafka transaction is sent, its end is not), `after commit` (it ended, and the

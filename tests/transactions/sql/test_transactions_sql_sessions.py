@@ -1,4 +1,4 @@
-"""Sessions of the SQL store: frozen ones, those of a server that was demoted, and what a pooler would refuse."""
+"""Sessions of the SQL store: frozen ones, those of a demoted server, and the limits of a pooler."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several coordinators on one SQL store share its shards; one that is dead or slow doubles and loses nothing."""
+"""Several coordinators share the shards of one SQL store; a dead or slow one doubles and loses nothing."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_a_publisher_killed_around_its_kafka_commit_repeats_and_loses_nothing(sq
 
 
 def frozen_outside_a_transaction(sql_bench: SqlBench, pid: int) -> bool:
-    """Stop a process, and tell whether it holds no lock in the database; where it does, it goes on."""
+    """Stop a process, and return whether it holds no lock in the database; if it does, continue it."""
     os.kill(pid, signal.SIGSTOP)
     wait_until(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
     if sql_bench.database.kind == "sqlite":

@@ -1,4 +1,4 @@
-"""What the SQL store does beyond the suite of all stores: who is first, what stays, and a database that is away."""
+"""The SQL store beyond the suite of all stores: the first decision, kept rows, and a database that is away."""
 
 from __future__ import annotations
 
