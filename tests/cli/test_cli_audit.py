@@ -43,7 +43,7 @@ def test_what_was_done_is_printed_a_line_each_and_nothing_planted_runs(
     assert out.splitlines()[0].startswith("1970-01-01 00:00:00 00000000 pause asked by somebody [topic=<script>")
     assert "\x1b" not in out + detailed + as_json
     assert r"\x1b[2J\r\n2026-01-01 forged" in out
-    assert "1 record ignored: no audit records" in out
+    assert "1 record ignored: not about actions" in out
     assert "penstock-poll-sms:" in detailed
     assert [record["said"] for record in json.loads(as_json)["records"]] == ["paused"]
     assert (missing.code, "no such topic" in missing.err) == (1, True)

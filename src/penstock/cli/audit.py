@@ -46,7 +46,7 @@ def _result(found: list[AuditRecord | None], *, details: bool) -> Result:
     records = [record for record in found if record is not None]
     ignored = len(found) - len(records)
     lines = [line for record in records for line in _lines(record, details=details)]
-    notes = [f"{counted(ignored, 'record')} ignored: no audit records"] if ignored else []
+    notes = [f"{counted(ignored, 'record')} ignored: not about actions"] if ignored else []
     return Result(facts={"records": [asdict(record) for record in records]}, lines=lines, notes=notes)
 
 
