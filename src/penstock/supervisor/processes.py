@@ -184,7 +184,7 @@ class Processes:
             self._give_up(EXIT_USAGE)
         elif code == EXIT_RESTART:
             # It gave the hanging messages up, and they do not come again: this is no restart in a row.
-            _log.warning("process %d asks to be started again, for its handlers do not return", member.number)
+            _log.warning("process %d asks to be started again, because its handlers do not return", member.number)
             member.due = now
         else:
             self._plan_restart(member, code, up_s, now)
