@@ -46,3 +46,18 @@ def test_what_the_process_sets_itself_stands() -> None:
     assert added_to == (54_000, 5, 5)
     assert restored == (50_000, 5, 5)
     assert gc.get_threshold()[0] == 0
+
+
+def test_what_two_consumers_of_a_process_add_is_summed_up_and_taken_back() -> None:
+    first, second = CollectionThreshold(), CollectionThreshold()
+
+    for messages in range(1_000, 1_010):
+        first.note_in_flight(messages, 100.0)
+        second.note_in_flight(messages, 100.0)
+    both = gc.get_threshold()[0]
+    first.restore()
+    one = gc.get_threshold()[0]
+    second.restore()
+
+    assert (both, one) == (700 + 2 * 4_036, 700 + 4_036)
+    assert gc.get_threshold() == (700, 10, 10)

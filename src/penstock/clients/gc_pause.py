@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -33,6 +35,33 @@ def collection_put_off() -> Iterator[None]:
             gc.enable()
 
 
+class _ProcessThreshold:
+    """The process's threshold of garbage collection: its own plus what each owner adds. Thread-safe."""
+
+    def __init__(self) -> None:
+        # Guards all below: the process's own threshold, the one that was set last, and the objects by owner.
+        self._lock = threading.Lock()
+        self._own = self._set = 0
+        self._added: weakref.WeakKeyDictionary[object, int] = weakref.WeakKeyDictionary()
+
+    def is_foreign(self) -> bool:
+        """Tell whether the program has changed the threshold."""
+        return gc.get_threshold()[0] != self._set
+
+    def add(self, owner: object, objects: int) -> None:
+        """Add so many objects for an owner from now on, until it ends."""
+        with self._lock:
+            if self.is_foreign():
+                self._own = self._set = gc.get_threshold()[0]
+            self._added[owner] = objects
+            if self._own:  # otherwise the program collects by itself, or never
+                self._set = self._own + sum(self._added.values())
+                gc.set_threshold(self._set, *gc.get_threshold()[1:])
+
+
+_process = _ProcessThreshold()
+
+
 class CollectionThreshold:
     """Raises the threshold of garbage collection while many messages are in flight. Used by one thread.
 
@@ -40,35 +69,28 @@ class CollectionThreshold:
     thousands of such objects, all in use. Walking them again and again took a quarter of the CPU with 1,000 handlers on
     the event loop, and stopped the handlers for up to 0.25 s. So the threshold is the process's own plus the objects of
     the messages in flight, until few have been in flight for a while. No more garbage can pile up than there are
-    messages.
+    messages. What several consumers and coordinators of a process add is summed up.
     """
 
     def __init__(self) -> None:
-        self._usual = self._set = gc.get_threshold()[0]
+        self._added = 0
         self._until = 0.0
 
     def note_in_flight(self, messages: int, now: float) -> None:
         """Adapt the threshold to the messages in flight, at the monotonic time `now`."""
-        current = gc.get_threshold()[0]
-        if current != self._set:
-            # The program has changed its threshold.
-            self._usual = self._set = current
-        if not self._usual:  # the program collects by itself, or never
-            return
-        wanted = self._usual + (min(messages * _OBJECTS, _MOST_OBJECTS) if messages > _FEW else 0)
-        if wanted >= current:
+        objects = min(messages * _OBJECTS, _MOST_OBJECTS) if messages > _FEW else 0
+        if objects >= self._added:
             self._until = now + _RAISED_S
-        if wanted > current or now >= self._until:
-            self._change(wanted)
+        if objects > self._added or (objects < self._added and now >= self._until) or _process.is_foreign():
+            self._add(objects)
 
     def restore(self) -> None:
-        """Restore the process's own threshold."""
-        if gc.get_threshold()[0] == self._set:
-            self._change(self._usual)
+        """Add nothing from now on."""
+        self._add(0)
 
-    def _change(self, threshold: int) -> None:
-        gc.set_threshold(threshold, *gc.get_threshold()[1:])
-        self._set = threshold
+    def _add(self, objects: int) -> None:
+        self._added = objects
+        _process.add(self, objects)
 
 
 @cache
