@@ -145,7 +145,8 @@ class Run:
         self.store.open()
         terms = CheckTerms(CheckPolicy(600.0, 600.0, 1), session_s=600.0)
         shard = FileShard(self.store, self.folder, "simulated", "simulated", terms, self.settle_later, lambda: None)
-        targets = SimpleNamespace(were_heard=True, has=lambda *_: True, missing=lambda *_: None)
+        everywhere = SimpleNamespace(get=lambda *_: 1 << 31)
+        targets = SimpleNamespace(counts=everywhere, were_heard=True, has=lambda *_: True, missing=lambda *_: None)
         pace, left = SimpleNamespace(limit=lambda well_s: well_s), SimpleNamespace(require_few=lambda: None)
         clients = SimpleNamespace(bootstrap_servers=self.kafka, done_topic="done", config={}, rights=None, spans=None)
         clients.targets, clients.pace, clients.left, clients.wake = targets, pace, left, lambda: None

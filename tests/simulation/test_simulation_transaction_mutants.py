@@ -61,8 +61,8 @@ def publishes_what_was_rolled_back(patch: pytest.MonkeyPatch) -> None:
     """A ROLLBACK is taken for a COMMIT."""
     decide = PartitionState._decide
 
-    def committing(self: PartitionState, pending: Any, op: Op, *place: int) -> None:
-        decide(self, pending, op._replace(verdict=Verdict.COMMIT), *place)
+    def committing(self: PartitionState, pending: Any, op: Op, place: tuple[int, int]) -> None:
+        decide(self, pending, op._replace(verdict=Verdict.COMMIT), place)
 
     patch.setattr(PartitionState, "_decide", committing)
 
@@ -155,8 +155,7 @@ def forgets_what_was_in_doubt(patch: pytest.MonkeyPatch) -> None:
     """Transactions of a doubt are not tried again."""
 
     def forget(self: FileShard, some: Sequence[Pending]) -> None:
-        for pending in some:
-            self.queue.forget(pending)
+        self.queue.forget(some)
 
     patch.setattr(FileShard, "_given_back", forget)
 

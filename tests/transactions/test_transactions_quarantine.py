@@ -156,7 +156,8 @@ class Slot:
 
 def engine_of(owned: Any, common: Slot, apart: Slot) -> Engine:
     """Return an engine whose targets are all there."""
-    targets: Any = SimpleNamespace(has=lambda *_: True, were_heard=True, missing=lambda *_: None, look=lambda _: None)
+    exists = {"counts": SimpleNamespace(get=lambda *_: 8), "has": lambda *_: True, "missing": lambda *_: None}
+    targets: Any = SimpleNamespace(were_heard=True, look=lambda _: None, **exists)
     clients: Any = SimpleNamespace(targets=targets, left=LeftBehind("a test"), discarded="discarded")
     return Engine(owned, clients, lambda: None, 0.1, slots=cast("Any", [common, apart]))
 
@@ -174,7 +175,7 @@ def store_and_commit(partition: Any, *halves: Half) -> None:
 def test_a_marker_that_came_too_late_once_is_no_reason_once_another_came_in_time() -> None:
     common, apart = Slot(is_trial=False), Slot(is_trial=True)
     common.is_ready = False
-    backlog = SimpleNamespace(set_aside=SimpleNamespace(topics={"sick"}.copy))
+    backlog = SimpleNamespace(queue=SimpleNamespace(all=()), set_aside=SimpleNamespace(topics={"sick"}.copy))
     engine, slot = engine_of({0: backlog}, common, apart), cast("Any", apart)
     engine.quarantine.refuse("1", "sick", "too large", 0.0)
 

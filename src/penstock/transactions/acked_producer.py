@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Any, cast
+from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
@@ -23,7 +23,7 @@ from penstock.clients.kafka_errors import is_missing_right, reason
 from penstock.clients.renewal import ClientRenewal
 from penstock.clients.rights import Operation, lacking_text, principal_of, topic_right
 from penstock.errors import MessageFormatError, PenstockError, StoppedError, raised
-from penstock.message import Record, headers_of
+from penstock.message import headers_of
 from penstock.options import ClientConfig, reserved
 from penstock.transactions.rationed_log import RationedLog
 from penstock.transactions.wire.half import WireHeaders
@@ -67,9 +67,10 @@ _OWNED = {
 
 def wire_headers(message: Message) -> WireHeaders:
     """Return the headers of a fetched record in wire order; `MessageFormatError` if a name is not UTF-8."""
+    # The client library returns a list of text and bytes. Its type also covers all that `produce` accepts.
+    record: Any = message
     try:
-        # The client library returns a list of text and bytes. Its type also covers all that `produce` accepts.
-        return cast("WireHeaders", headers_of(cast("Record", message)) or ())
+        return headers_of(record) or ()
     except UnicodeDecodeError as error:
         raise MessageFormatError("a record with a header whose name is not UTF-8; it is refused") from error
 
@@ -125,8 +126,8 @@ class AckedProducer:
         # Set by stop(), read by the delivery thread.
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._serve, name=f"penstock-delivery-{name}", daemon=True)
-        # The id of the delivery thread, which writes it when it starts.
-        self._delivering = 0
+        #: The id of the delivery thread, which writes it when it starts. It must not wait for its own reports.
+        self.delivering = 0
 
     def start(self) -> None:
         """Start the delivery thread."""
@@ -170,16 +171,11 @@ class AckedProducer:
 
     def require_own(self) -> None:
         """Raise `StoppedError` if this object belongs to the parent process, which forked this one."""
-        if self.is_inherited:
+        if self._generation != _generation:
             raise StoppedError(
                 f"{self._name} belongs to process {self._pid}, from which this one was forked: Kafka's clients do not "
                 "outlive a fork; make a producer in this process"
             )
-
-    @property
-    def in_delivery_thread(self) -> bool:
-        """Whether the caller is the delivery thread, which must not wait for its own reports."""
-        return threading.get_ident() == self._delivering
 
     def store(
         self, topic: str, partition: int, key: bytes | None, value: bytes | None, headers: Any = None, *, limit_s: float
@@ -244,7 +240,7 @@ class AckedProducer:
                     "the broker is too slow or down"
                 )
             # Serving reports makes room. That is the delivery thread's work; it may be this thread.
-            if self.in_delivery_thread:
+            if threading.get_ident() == self.delivering:
                 self._clients.client.poll(0.01)
             else:
                 time.sleep(0.001)
@@ -279,7 +275,7 @@ class AckedProducer:
         self._ended.append(producer)
 
     def _serve(self) -> None:
-        self._delivering = threading.get_ident()
+        self.delivering = threading.get_ident()
         while not self._stopping.is_set():
             try:
                 self._poll(self._clients.client)

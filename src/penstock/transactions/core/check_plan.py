@@ -9,7 +9,6 @@ checks delays no other. A group has no more open checks than it can answer.
 from __future__ import annotations
 
 import heapq
-import itertools
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -78,11 +77,10 @@ class CheckPlan:
     def __init__(self, policy: CheckPolicy, find: Callable[[str], Pending | None]) -> None:
         self.policy = policy
         self._find = find
-        # A heap of due time, tie-breaker and id. Entries of transactions that need no check stay until they are due, or
-        # until there are many.
-        self._planned: list[tuple[float, int, str]] = []
+        # A heap of due time and id. Entries of transactions that need no check stay until they are due, or until there
+        # are many.
+        self._planned: list[tuple[float, str]] = []
         self._compact_at = _COMPACT_AT
-        self._ticket = itertools.count()
         # Ids with a due check, by group; under "" those that need no producer. The first group has the next turn.
         self._due: OrderedDict[str, deque[str]] = OrderedDict()
         # Groups without checks until a time.
@@ -106,9 +104,9 @@ class CheckPlan:
     def postpone(self, pending: Pending, due: float) -> None:
         """Plan the next check of a transaction for a time."""
         pending.check_due = due
-        heapq.heappush(self._planned, (due, next(self._ticket), pending.transaction_id))
+        heapq.heappush(self._planned, (due, pending.transaction_id))
         if len(self._planned) > self._compact_at:
-            self._planned = [entry for entry in self._planned if self._planned_at(entry[0], entry[2]) is not None]
+            self._planned = [entry for entry in self._planned if self._planned_at(*entry) is not None]
             heapq.heapify(self._planned)
             self._compact_at = max(_COMPACT_AT, 2 * len(self._planned))
 
@@ -181,7 +179,7 @@ class CheckPlan:
     def _move_due(self, now: float) -> None:
         planned = self._planned
         while planned:
-            due, _, transaction_id = planned[0]
+            due, transaction_id = planned[0]
             pending = self._planned_at(due, transaction_id)
             if pending is not None and due > now:
                 break

@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import NamedTuple
@@ -33,10 +33,6 @@ class LogPlaces:
         # How many decisions of an op record are held or not applied, by its offset. Offsets rise, as ops are read so.
         self._open_ops: OrderedDict[int, int] = OrderedDict()
 
-    def add(self, pending: Pending) -> None:
-        """Add a transaction that was read from the half log."""
-        self.only_in_half_log[pending.transaction_id] = pending
-
     def restore(self, snapshotted: Iterable[Pending]) -> None:
         """Add transactions that were read from snapshots."""
         by_place = sorted(snapshotted, key=lambda pending: pending.snapshot_at or 0)
@@ -50,9 +46,9 @@ class LogPlaces:
         """Note that a decision of an op record is not applied yet."""
         self._open_ops[op_offset] = self._open_ops.get(op_offset, 0) + 1
 
-    def close_op(self, op_offset: int) -> None:
-        """Note that a decision of an op record is applied, or is in a snapshot."""
-        left = self._open_ops.get(op_offset, 0) - 1
+    def close_op(self, op_offset: int, decisions: int = 1) -> None:
+        """Note that decisions of an op record are applied, or are in snapshots."""
+        left = self._open_ops.get(op_offset, 0) - decisions
         if left > 0:
             self._open_ops[op_offset] = left
         else:
@@ -67,7 +63,7 @@ class LogPlaces:
     def decided(self, pending: Pending) -> None:
         """Note the place of a decision."""
         pending.is_op_open = True
-        self.open_op(pending.decided_at)
+        self._open_ops[pending.decided_at] = self._open_ops.get(pending.decided_at, 0) + 1
         if pending.snapshot_at is not None:
             self.stale_snapshots[pending.transaction_id] = pending
             self.stale_snapshots.move_to_end(pending.transaction_id)
@@ -91,15 +87,17 @@ class LogPlaces:
             self.stale_snapshots.pop(transaction_id, None)
             self.release_op(pending)
 
-    def forget(self, pending: Pending) -> None:
-        """Forget a transaction that is settled or lost."""
-        transaction_id = pending.transaction_id
-        if pending.snapshot_at is None:
-            self.only_in_half_log.pop(transaction_id, None)
-        else:
-            self.snapshotted.pop(transaction_id, None)
-            self.stale_snapshots.pop(transaction_id, None)
-        self.release_op(pending)
+    def forget(self, settled: Sequence[Pending]) -> None:
+        """Forget settled transactions."""
+        for op_offset, decisions in Counter(map(_DECIDED_AT, filter(_IS_OP_OPEN, settled))).items():
+            self.close_op(op_offset, decisions)
+        for pending in settled:
+            pending.is_op_open = False
+            if pending.snapshot_at is None:
+                self.only_in_half_log.pop(pending.transaction_id, None)
+            else:
+                self.snapshotted.pop(pending.transaction_id, None)
+                self.stale_snapshots.pop(pending.transaction_id, None)
 
     def half_checkpoint(self, passed: Mapping[str, Pending], highest: int) -> int:
         """Return the lowest half that a restart needs, at most `highest`.
@@ -182,40 +180,34 @@ class HeldOp:
     limit: int | None = None
 
 
-class HeldDecisions:
-    """The held decisions of one half partition. Not thread-safe: its coordinator's thread drives it.
+class HeldDecisions(dict[str, list[HeldOp]]):
+    """The held decisions of one half partition, by id. Not thread-safe: its coordinator's thread drives it.
 
     The caller judges each yielded decision at once, and may hold it again.
     """
 
     def __init__(self, places: LogPlaces) -> None:
+        super().__init__()
         self._places = places
-        self._waiting: dict[str, list[HeldOp]] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._waiting)
-
-    def __contains__(self, transaction_id: str) -> bool:
-        return transaction_id in self._waiting
 
     def hold(self, decision: HeldOp) -> None:
         """Hold a decision, behind others of its transaction."""
-        self._waiting.setdefault(decision.op.transaction_id, []).append(decision)
+        self.setdefault(decision.op.transaction_id, []).append(decision)
         self._places.open_op(decision.place[0])
 
     def take(self, transaction_id: str) -> Iterator[HeldOp]:
         """Yield the decisions of a transaction."""
-        for decision in self._waiting.pop(transaction_id, ()):
+        for decision in self.pop(transaction_id, ()):
             yield decision
             self._close(decision)
 
     def take_hopeless(self, may_come: Callable[[HeldOp], bool]) -> Iterator[HeldOp]:
         """Yield decisions for which `may_come` is false. Decisions behind one that still waits are left."""
-        for transaction_id in list(self._waiting):
-            waiting = self._waiting.pop(transaction_id)
+        for transaction_id in list(self):
+            waiting = self.pop(transaction_id)
             for at, decision in enumerate(waiting):
                 if may_come(decision):
-                    self._waiting[transaction_id] = waiting[at:]
+                    self[transaction_id] = waiting[at:]
                     break
                 yield decision
                 self._close(decision)

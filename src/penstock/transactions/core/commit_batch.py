@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from penstock.transactions.core.pending import Pending, size_of
 from penstock.transactions.wire.done_records import Note, Snapshot, encode_done
-from penstock.transactions.wire.half import BY_OPERATOR, EXHAUSTED, encode_discarded
+from penstock.transactions.wire.half import BY_OPERATOR, EXHAUSTED, encode_discarded, message_of
 from penstock.transactions.wire.ops import Author, Verdict
 
 #: Completions in one done record: half a megabyte.
@@ -50,12 +50,12 @@ class DecidedBatch(ABC):
                 found.add(self.discarded_to)
         return found
 
-    def messages(self) -> Iterator[tuple[str, Sequence[Written]]]:
+    def messages(self) -> Iterator[tuple[str, Iterable[Written]]]:
         """Yield the messages to publish, by transaction. Called by the publishing thread."""
         for pending in self.decided:
             half, verdict = pending.half, pending.verdict
             if verdict is _COMMIT:
-                messages = (half.message,) if pending.parts is None else [part.message for part in pending.halves]
+                messages = (message_of(half),) if pending.parts is None else map(message_of, pending.halves)
                 yield half.transaction_id, messages
             elif verdict is Verdict.DISCARD:
                 yield half.transaction_id, self._discarded(pending)

@@ -90,7 +90,6 @@ def _table() -> tuple[tuple[Ruling, ...], ...]:
 
 #: By standing and kind.
 TABLE = _table()
-_UNDECIDED = TABLE[Standing.UNDECIDED]
 
 _KINDS = {
     Verdict.UNKNOWN: Kind.ANSWER,
@@ -104,6 +103,8 @@ _KIND_OF = {(verdict, author): kind for verdict, kind in _KINDS.items() for auth
     (Verdict.ROLLBACK, Author.OPERATOR): Kind.WITHDRAW,
     (Verdict.ROLLBACK, Author.PRODUCER): Kind.WITHDRAW,
 }
+#: The row of undecided transactions, by verdict and author.
+_UNDECIDED = {key: TABLE[Standing.UNDECIDED][kind] for key, kind in _KIND_OF.items()}
 # Looking up a member of an enumeration is slow, and every decision comes through here.
 _COMMIT = Verdict.COMMIT
 
@@ -133,7 +134,7 @@ def judge(pending: Pending, op: Op, appended_ms: int, *, is_delayed: bool, may_g
     """
     if pending.verdict is None and pending.parts is None:
         # The usual case, with the same result as below.
-        return _UNDECIDED[_KIND_OF[op.verdict, op.author]]
+        return _UNDECIDED[op.verdict, op.author]
     standing = standing_of(pending, appended_ms, is_delayed=is_delayed, may_grow=may_grow)
     return TABLE[standing][_KIND_OF[op.verdict, op.author]]
 

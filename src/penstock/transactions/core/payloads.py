@@ -9,7 +9,7 @@ never dropped. A transaction whose payload is not in memory is not published wit
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain, islice
 
 from penstock.transactions.core.pending import OBJECT_BYTES, Pending
@@ -51,12 +51,13 @@ class Payloads:
         if pending.dropped is None:
             self.bytes += pending.payload_bytes - bytes_before
 
-    def forget(self, pending: Pending) -> None:
-        """Forget a settled transaction."""
-        if pending.dropped is None:
-            self.bytes -= pending.payload_bytes + OBJECT_BYTES
-        elif self._wanted:
-            self._unwant(pending)
+    def forget(self, settled: Iterable[Pending]) -> None:
+        """Forget settled transactions."""
+        for pending in settled:
+            if pending.dropped is None:
+                self.bytes -= pending.payload_bytes + OBJECT_BYTES
+            elif self._wanted:
+                self._unwant(pending)
 
     def drop_if_short(self, pending: Pending) -> None:
         """Drop the payload of a waiting transaction if memory is short and no Kafka transaction has it."""

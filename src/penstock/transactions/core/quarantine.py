@@ -63,16 +63,16 @@ class TargetQuarantine:
     """
 
     def __init__(self) -> None:
-        self._topics: dict[str, _Topic] = {}
+        self.topics: dict[str, _Topic] = {}
         self._refused: dict[str, _Refusal] = {}
 
     def is_out(self, topic: str) -> bool:
         """Tell whether messages to a topic are kept out of the common Kafka transactions."""
-        state = self._topics.get(topic)
+        state = self.topics.get(topic)
         return state is not None and state.is_out
 
     def __bool__(self) -> bool:
-        return bool(self._topics) or bool(self._refused)
+        return bool(self.topics) or bool(self._refused)
 
     def suspect(self, topic: str, why: str, now: float) -> None:
         """Put a topic in quarantine and try it at once: it may be the cause of a failure."""
@@ -90,7 +90,7 @@ class TargetQuarantine:
 
     def passed(self, topic: str, why: str, now: float) -> None:
         """Note that the reason for which a topic took no message no longer holds."""
-        state = self._topics.get(topic)
+        state = self.topics.get(topic)
         if state is not None and state.pause_s and state.why == why:
             state.why = next((refusal.why for refusal in self._refused.values() if refusal.topic == topic), "")
             state.pause_s, state.until = 0.0, now
@@ -101,7 +101,7 @@ class TargetQuarantine:
         A repeated refusal says nothing new about the topic: its other messages need not stay in quarantine for it.
         """
         is_first = transaction_id not in self._refused
-        state = self._topics.get(topic)
+        state = self.topics.get(topic)
         if state is None or is_first:
             state = self._enter(topic, why, now)
             state.why = state.why or why
@@ -114,19 +114,19 @@ class TargetQuarantine:
 
     def watch(self, topic: str, now: float) -> None:
         """Keep a topic in quarantine for a while, longer each time: a failure after its return delays others."""
-        state = self._topics[topic]
+        state = self.topics[topic]
         if state.out_until <= now:
             state.probation_s = min(_LAST_PROBATION_S, 2 * state.probation_s)
         state.out_until = now + state.probation_s
 
     def why(self, topic: str) -> str:
         """Return why a topic is or was in quarantine."""
-        state = self._topics.get(topic)
+        state = self.topics.get(topic)
         return "" if state is None else state.why
 
     def succeeded(self, topic: str, published: Iterable[str], now: float) -> None:
         """Note that a trial for a topic published these transactions."""
-        state = self._topics.get(topic)
+        state = self.topics.get(topic)
         if state is None:
             return
         state.pause_s = 0.0
@@ -140,7 +140,7 @@ class TargetQuarantine:
 
     def try_now(self, topic: str, now: float) -> None:
         """Try a topic at once: it may have come back."""
-        state = self._topics.get(topic)
+        state = self.topics.get(topic)
         if state is not None:
             state.until = min(state.until, now)
 
@@ -155,7 +155,7 @@ class TargetQuarantine:
 
     def retries(self, topic: str, now: float) -> bool:
         """Tell whether a refused transaction of a topic may be tried again."""
-        state = self._topics.get(topic)
+        state = self.topics.get(topic)
         return state is not None and state.retry_at <= now and bool(self._refused)
 
     def tried_at(self, transaction_id: str) -> float:
@@ -173,29 +173,29 @@ class TargetQuarantine:
         return None if chosen is None else chosen[1]
 
     def _until(self, topic: str) -> float:
-        state = self._topics.get(topic)
+        state = self.topics.get(topic)
         if state is None:
             return float("-inf")
         return float("inf") if state.is_tried else state.until
 
     def begin_try(self, topic: str, now: float) -> int:
         """Note that a trial begins. Return how many transactions to try together."""
-        state = self._topics.get(topic)
+        state = self.topics.get(topic)
         if state is None:
             # Something refused waits for it; the topic itself is well.
-            state = self._topics[topic] = _Topic("", now, 0.0, _MAX_WIDTH, now, _FIRST_PROBATION_S, is_out=False)
+            state = self.topics[topic] = _Topic("", now, 0.0, _MAX_WIDTH, now, _FIRST_PROBATION_S, is_out=False)
         state.is_tried = True
         return state.width
 
     def end_try(self, topic: str) -> None:
         """Note that a trial has ended."""
-        state = self._topics.get(topic)
+        state = self.topics.get(topic)
         if state is not None:
             state.is_tried = False
 
     def postpone(self, topic: str, now: float) -> None:
         """Try a topic a little later: there is nothing to try now."""
-        state = self._topics.get(topic)
+        state = self.topics.get(topic)
         if state is not None:
             state.until = max(state.until, now + _MIN_RETRY_DELAY_S / 2)
             state.retry_at = max(state.retry_at, now + _MIN_RETRY_DELAY_S / 2)
@@ -207,19 +207,19 @@ class TargetQuarantine:
         anything waits for. A topic that failed and that nothing waits for is no longer tried: it may be well.
         """
         released = []
-        for topic, state in list(self._topics.items()):
+        for topic, state in list(self.topics.items()):
             if state.is_out and not state.is_tried and now >= state.out_until:
                 may_be_well = not state.pause_s or (topic not in waiting and now >= state.until)
                 if may_be_well and not has_work(topic):
                     state.is_out, state.pause_s = False, 0.0
                     released.append(topic)
             elif not state.is_out and not state.is_tried and now >= state.out_until + _FORGET_S:
-                del self._topics[topic]
+                del self.topics[topic]
         return released
 
     def reasons(self) -> dict[str, str]:
         """Return the topics that take no message, each with the reason; not those that refused single messages."""
-        return {topic: state.why for topic, state in self._topics.copy().items() if state.is_out and state.pause_s}
+        return {topic: state.why for topic, state in self.topics.copy().items() if state.is_out and state.pause_s}
 
     def refusing(self) -> dict[str, str]:
         """Return the topics that refused pending transactions, each with the first of them and the reason."""
@@ -227,9 +227,9 @@ class TargetQuarantine:
         return {refusal.topic: f"it refuses transaction {name}: {refusal.why}" for name, refusal in refused}
 
     def _enter(self, topic: str, why: str, now: float) -> _Topic:
-        state = self._topics.get(topic)
+        state = self.topics.get(topic)
         if state is None:
-            state = self._topics[topic] = _Topic(why, now, 0.0, _MIN_WIDTH, now, _FIRST_PROBATION_S / 2)
+            state = self.topics[topic] = _Topic(why, now, 0.0, _MIN_WIDTH, now, _FIRST_PROBATION_S / 2)
         elif not state.is_out:
             state.is_out, state.why, state.width = True, why, _MIN_WIDTH
         return state

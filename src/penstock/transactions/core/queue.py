@@ -108,10 +108,11 @@ class KeyOrder:
         self._lines: dict[Line, OrderedDict[str, Pending]] = {}
         self._count = 0
 
-    def add(self, line: Line, pending: Pending) -> None:
-        """Add a transaction at the end of a line."""
-        self._count += 1
-        self._lines.setdefault(line, OrderedDict())[pending.transaction_id] = pending
+    def add(self, pending: Pending) -> None:
+        """Add a transaction at the end of its line, if it has one."""
+        if (line := pending.half.line) is not None:
+            self._count += 1
+            self._lines.setdefault(line, OrderedDict())[pending.transaction_id] = pending
 
     def head(self, line: Line) -> Pending | None:
         """Return the first transaction of a line, or None."""
@@ -148,7 +149,7 @@ class KeyOrder:
 _MAX_RELEASED = 10_000
 
 # Looking up a member of an enumeration is slow, and every transaction comes through here.
-_ROLLBACK = Verdict.ROLLBACK
+_COMMIT, _ROLLBACK = Verdict.COMMIT, Verdict.ROLLBACK
 
 
 #: Names the topic that keeps a transaction out of the common Kafka transactions now, or returns None.
@@ -183,7 +184,7 @@ class ReadyQueue:
         """Add a transaction that was just decided."""
         half = pending.half
         self.all[half.transaction_id] = pending
-        if half.deliver_at_ms is not None and pending.verdict is Verdict.COMMIT:
+        if half.deliver_at_ms is not None and pending.verdict is _COMMIT:
             self.delays.add(pending, half.deliver_at_ms)
             self._put_off(pending)
         elif half.order_key is None:
@@ -219,23 +220,29 @@ class ReadyQueue:
         self.delays.remove(transaction_id)
         self._make_ready_again(self.set_aside.remove(pending))
 
-    def forget(self, pending: Pending) -> None:
-        """Remove a settled transaction, and make ready those that waited behind it."""
-        transaction_id = pending.transaction_id
-        # A transaction that its snapshot decided may be settled with its line before its op is read again. Then it is
-        # not in `all`.
-        self.all.pop(transaction_id, None)
-        self._ready.pop(transaction_id, None)
-        if self.set_aside:
-            self._make_ready_again(self.set_aside.remove(pending))
-        if self.delays:
-            self.delays.remove(transaction_id)
-        if (line := pending.half.line) is not None:
-            head = self.keys.remove(line, pending)
-            if head is not None and head.verdict is Verdict.COMMIT:
-                name = head.transaction_id
-                if not (head.held or name in self._ready or name in self.delays):
-                    self._make_ready(head)
+    def forget(self, settled: Iterable[Pending]) -> None:
+        """Remove settled transactions, and make ready those that waited behind them."""
+        are_set_aside, are_delayed = bool(self.set_aside), bool(self.delays)
+        for pending in settled:
+            transaction_id = pending.transaction_id
+            # A transaction that its snapshot decided may be settled with its line before its op is read again. Then it
+            # is not in `all`.
+            self.all.pop(transaction_id, None)
+            self._ready.pop(transaction_id, None)
+            if are_set_aside:
+                self._make_ready_again(self.set_aside.remove(pending))
+            if are_delayed:
+                self.delays.remove(transaction_id)
+            if pending.half.order_key is not None:
+                self._leave_line(pending)
+
+    def _leave_line(self, pending: Pending) -> None:
+        line = pending.half.line
+        head = None if line is None else self.keys.remove(line, pending)
+        if head is not None and head.verdict is _COMMIT:
+            name = head.transaction_id
+            if not (head.held or name in self._ready or name in self.delays):
+                self._make_ready(head)
 
     def is_put_off(self, pending: Pending) -> bool:
         """Tell whether a transaction is delayed or set aside."""
@@ -276,23 +283,33 @@ class ReadyQueue:
         chosen: dict[str, Pending] = {}
         waiting: list[str] = []
         lines_seen: set[Line] = set()
+        is_full = False
         for transaction_id, pending in self._in_order().items():
-            if len(chosen) >= limit:
+            if is_full or len(chosen) >= limit:
                 break
             if lines_seen and transaction_id in chosen:
                 # It was chosen together with its line.
                 continue
-            if self._goes_aside(pending, blocking):
+            topic = None if pending.verdict is _ROLLBACK else blocking(pending)
+            if topic is not None or (self.set_aside.lines and self.set_aside.is_behind(pending)):
+                self.set_aside.add(pending, topic)
+                self._put_off(pending)
                 waiting.append(transaction_id)
                 continue
-            line = pending.half.line if pending.half.order_key is not None else None
             candidates: Iterable[Pending] = (pending,)
+            line = pending.half.line if pending.half.order_key is not None else None
             if line is not None and line not in lines_seen:
                 lines_seen.add(line)
                 candidates = chain(self._passable(line, blocking, limit - len(chosen)), candidates)
-            room_bytes = _fill(chosen, candidates, limit, room_bytes)
-            if room_bytes < 0:
-                break
+            for candidate in candidates:
+                if candidate.transaction_id in chosen or len(chosen) >= limit:
+                    continue
+                # No smaller one passes a candidate that does not fit: the order of decisions is kept.
+                is_full = bool(chosen) and candidate.payload_bytes > room_bytes
+                if is_full:
+                    break
+                chosen[candidate.transaction_id] = candidate
+                room_bytes -= candidate.payload_bytes
         for transaction_id in waiting:
             del self._ready[transaction_id]
         return chosen
@@ -303,17 +320,6 @@ class ReadyQueue:
             self._is_unsorted = False
             self._ready = dict(sorted(self._ready.items(), key=lambda item: item[1].sequence))
         return self._ready
-
-    def _goes_aside(self, pending: Pending, blocking: Blocking) -> bool:
-        """Set a transaction aside if it cannot be published with the others. Tell whether that was so."""
-        if pending.verdict is _ROLLBACK:
-            return False
-        topic = blocking(pending)
-        if topic is None and not (self.set_aside and self.set_aside.is_behind(pending)):
-            return False
-        self.set_aside.add(pending, topic)
-        self._put_off(pending)
-        return True
 
     def _passable(self, line: Line, blocking: Blocking, limit: int) -> Iterator[Pending]:
         """Yield the beginning of a line that can be published together: a hot key needs few Kafka transactions."""
@@ -326,19 +332,3 @@ class ReadyQueue:
                 return
             limit -= 1
             yield pending
-
-
-def _fill(chosen: dict[str, Pending], candidates: Iterable[Pending], limit: int, room_bytes: int) -> int:
-    """Choose candidates while there is room. Return the bytes that are left, or -1 if one did not fit.
-
-    No smaller one passes a candidate that does not fit: the order of decisions is kept. The first is always chosen.
-    """
-    for pending in candidates:
-        transaction_id = pending.transaction_id
-        if transaction_id in chosen or len(chosen) >= limit:
-            continue
-        if chosen and pending.payload_bytes > room_bytes:
-            return -1
-        chosen[transaction_id] = pending
-        room_bytes = max(0, room_bytes - pending.payload_bytes)
-    return room_bytes

@@ -20,7 +20,8 @@ class SetAside:
     def __init__(self) -> None:
         # By id: the topic that it waits for (None: it only stands behind others), and its lines.
         self._entries: dict[str, tuple[str | None, tuple[int, ...]]] = {}
-        self._lines: dict[int, OrderedDict[str, Pending]] = {}
+        #: The transactions of each line, in their order. No line is empty.
+        self.lines: dict[int, OrderedDict[str, Pending]] = {}
         # The transactions at the front of their lines, by the topic that they wait for.
         self._fronts: dict[str, dict[str, Pending]] = {}
 
@@ -29,16 +30,16 @@ class SetAside:
 
     def is_behind(self, pending: Pending) -> bool:
         """Tell whether a transaction must stay behind one that is set aside."""
-        return bool(self._lines) and any(self._is_behind_in(place, pending.sequence) for place in pending.places)
+        return any(self._is_behind_in(place, pending.sequence) for place in pending.places)
 
     def _is_behind_in(self, place: int, sequence: int) -> bool:
-        line = self._lines.get(place)
+        line = self.lines.get(place)
         return line is not None and next(iter(line.values())).sequence < sequence
 
     def behind(self, waiting: Pending) -> Pending | None:
         """Return a transaction that stands in front of a set-aside one, or None."""
         for place in waiting.places:
-            first = next(iter(self._lines.get(place, {}).values()), None)
+            first = next(iter(self.lines.get(place, {}).values()), None)
             if first is not None and first is not waiting:
                 return first
         return None
@@ -54,7 +55,7 @@ class SetAside:
         places = waiting.places
         self._entries[transaction_id] = topic, places
         for place in places:
-            self._lines[place] = self._with(waiting, self._lines.get(place, OrderedDict()))
+            self.lines[place] = self._with(waiting, self.lines.get(place, OrderedDict()))
         if topic is not None and self.behind(waiting) is None:
             self._fronts.setdefault(topic, {})[transaction_id] = waiting
 
@@ -99,11 +100,11 @@ class SetAside:
                 self._fronts.pop(topic, None)
         followers: list[Pending] = []
         for place in places:
-            line = self._lines.get(place)
+            line = self.lines.get(place)
             if line is None or line.pop(transaction_id, None) is None:
                 continue
             if not line:
-                del self._lines[place]
+                del self.lines[place]
                 continue
             first = next(iter(line.values()))
             if first not in followers and self.behind(first) is None:
@@ -166,7 +167,7 @@ class SetAside:
         places = front.places
         if len(places) != 1:
             return
-        line = iter(self._lines[places[0]].values())
+        line = iter(self.lines[places[0]].values())
         next(line)
         for follower in line:
             alone = len(follower.places) == 1

@@ -126,7 +126,7 @@ class PartitionState:
         pending = Pending(half, offset, birth_ms)
         if note is not None:
             pending.remember_checks(note)
-        self.places.add(pending)
+        self.places.only_in_half_log[pending.transaction_id] = pending
         self._keep(pending)
         return pending
 
@@ -137,21 +137,21 @@ class PartitionState:
         return is_accepted
 
     def _keep(self, pending: Pending) -> None:
-        half = pending.half
-        self.pending[half.transaction_id] = pending
+        self.pending[pending.transaction_id] = pending
         self.payloads.add(pending)
-        if (line := half.line) is not None:
-            self.queue.keys.add(line, pending)
+        if pending.half.order_key is not None:
+            self.queue.keys.add(pending)
 
-    def _forget(self, pending: Pending) -> None:
-        transaction_id = pending.transaction_id
-        del self.pending[transaction_id]
-        self.payloads.forget(pending)
-        if self.answered:
-            self.answered.pop(transaction_id, None)
-        self.places.forget(pending)
-        self.unread.pop(transaction_id, None)
-        self.queue.forget(pending)
+    def _forget(self, settled: Sequence[Pending]) -> None:
+        for pending in settled:
+            del self.pending[pending.transaction_id]
+            if self.answered:
+                self.answered.pop(pending.transaction_id, None)
+            if self.unread:
+                self.unread.pop(pending.transaction_id, None)
+        self.payloads.forget(settled)
+        self.places.forget(settled)
+        self.queue.forget(settled)
 
     def skip_half(self, offset: int) -> None:
         """Pass a record of the half log that is not a half."""
@@ -202,7 +202,9 @@ class PartitionState:
         self, pending: Pending, op: Op, place: tuple[int, int], appended_ms: int, *, may_grow: bool = True
     ) -> Refusal | None:
         """Apply a decision, or hold it until it can be judged. Return the reason for refusing it, or None."""
-        if may_grow and self._is_behind(pending, op):
+        # A transaction of one half, which was read, is behind nothing, unless a decision is held.
+        may_be_behind = pending.parts is not None or self.held or self._next_lives
+        if may_grow and may_be_behind and self._is_behind(pending, op):
             self.held.hold(HeldOp(op, place, appended_ms))
             return None
         wrong = misfit(pending, op)
@@ -212,16 +214,16 @@ class PartitionState:
             if self.unread.pop(op.transaction_id, None) is not None:
                 self.queue.add(pending)
             return None
-        is_delayed = op.transaction_id in self.queue.delays
+        is_delayed = pending.verdict is not None and op.transaction_id in self.queue.delays
         ruling = judge(pending, op, appended_ms, is_delayed=is_delayed, may_grow=may_grow)
         if ruling is _DECIDE:
-            self._decide(pending, op, *place)
+            self._decide(pending, op, place)
             return None
         if ruling is Ruling.REPLACE:
             self.unread.pop(op.transaction_id, None)
             self.queue.withdraw(pending)
             self.places.release_op(pending)
-            self._decide(pending, op, *place)
+            self._decide(pending, op, place)
         elif ruling is Ruling.HOLD:
             self.held.hold(HeldOp(op, place, appended_ms))
         elif ruling is _COUNT and is_next_answer(pending, op, place):
@@ -234,9 +236,6 @@ class PartitionState:
 
     def _is_behind(self, pending: Pending, op: Op) -> bool:
         """Tell whether a decision names unread halves, or follows a held decision: the first decision wins."""
-        if not (self._next_lives or self.held) and pending.parts is None:
-            # The usual case: one half, and it was read.
-            return False
         next_life = self._next_lives.get(op.transaction_id)
         last = max(op.half_offsets, default=-1)
         if next_life is not None:
@@ -245,12 +244,11 @@ class PartitionState:
             return False
         return last >= self.half_position or op.transaction_id in self.held
 
-    def _decide(self, pending: Pending, op: Op, offset: int, index: int) -> None:
+    def _decide(self, pending: Pending, op: Op, place: tuple[int, int]) -> None:
         self.answers += op.author is _CHECK
         pending.verdict = op.verdict
         pending.author = op.author
-        pending.decided_at = offset
-        pending.decided_index = index
+        pending.decided_at, pending.decided_index = place
         self.places.decided(pending)
         self.queue.add(pending)
 
@@ -352,8 +350,7 @@ class PartitionState:
 
         Returns the transactions that are pending from now on: they were brought back from the discarded topic.
         """
-        for pending in batch.decided:
-            self._forget(pending)
+        self._forget(batch.decided)
         for note in batch.counts:
             self._is_noted(note)
         for snapshot in batch.snapshots:
@@ -377,7 +374,7 @@ class PartitionState:
             elif pending is not None and pending.offset <= note.half_offset:
                 pending.verdict = note.verdict
                 settled.append(pending)
-                self._forget(pending)
+                self._forget([pending])
         return settled, self._begin_next_lives(settled)
 
     def _is_noted(self, note: Note) -> None:

@@ -11,12 +11,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from operator import attrgetter
 from typing import Any
 
 from penstock.transactions.core.commit_batch import DecidedBatch
 from penstock.transactions.core.pending import Pending
 from penstock.transactions.core.queue import Blocking, ReadyQueue
 from penstock.transactions.core.set_aside import SetAside
+
+_PAYLOAD_BYTES = attrgetter("payload_bytes")
 
 
 class Backlog(ABC):
@@ -111,7 +114,7 @@ class GroupCommit:
 
     def size_bytes(self) -> int:
         """Return the bytes of its messages."""
-        return sum(entry.payload_bytes for entry in self.decided())
+        return sum(sum(map(_PAYLOAD_BYTES, batch.decided)) for _, batch in self.batches.values())
 
     def failed(self) -> None:
         """Give the batches back after an abort."""

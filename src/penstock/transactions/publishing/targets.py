@@ -100,9 +100,9 @@ class Targets:
         self._ask = ask
         self._name = name
         self._ask_hidden = hidden
-        # Partition counts, and hidden topics: each is replaced as a whole by the fetching thread, and read by the
-        # coordinator's.
-        self._counts: Mapping[str, int] = {}
+        #: Partition counts by topic. The fetching thread replaces it as a whole, the coordinator's thread reads it.
+        self.counts: Mapping[str, int] = {}
+        # Hidden topics, in the same way.
         self._hidden: Mapping[str, str] = {}
         # How many lists were fetched. By topic that was not found, how many it takes until that is certain.
         self._lists = 0
@@ -115,7 +115,7 @@ class Targets:
 
     def has(self, topic: str, partitions: int) -> bool:
         """Tell whether a topic is known to have at least so many partitions."""
-        return self._counts.get(topic, 0) >= partitions
+        return self.counts.get(topic, 0) >= partitions
 
     def missing(self, topic: str, partitions: int, now: float) -> str | None:
         """Return why a topic cannot take a message now. None: it exists with at least so many partitions."""
@@ -157,7 +157,7 @@ class Targets:
             missed = [topic for topic in list(self._missed) if topic not in counts]
             self._hidden = self._ask_hidden(missed[:_MAX_LOOKUPS]) if missed else {}
             self._lists += 1
-            self._counts = counts
+            self.counts = counts
         except PenstockError as error:
             _log.warning("%s; what is committed to topics not known yet waits", error)
         finally:

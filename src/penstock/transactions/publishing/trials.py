@@ -56,16 +56,12 @@ class Trials:
 
         A transaction whose payload is neither in memory nor at hand is read again and tried separately.
         """
-        quarantine, has = self.quarantine, self._targets.has
-        # Usually nothing is in quarantine, and no topic is looked up there.
-        asks = bool(quarantine)
+        quarantine, counts = self.quarantine, self._targets.counts
         is_discarded = pending.verdict is _DISCARD
         halves = (pending.half,) if is_discarded or pending.parts is None else pending.halves
         for half in halves:
             topic, partition = (self._discarded, None) if is_discarded else (half.topic, half.partition)
-            if not has(topic, 1 if partition is None else partition + 1):
-                return topic
-            if asks and quarantine.is_out(topic):
+            if counts.get(topic, 0) <= (partition or 0) or (quarantine.topics and quarantine.is_out(topic)):
                 return topic
         if pending.dropped is None or pending.is_at_hand:
             return None

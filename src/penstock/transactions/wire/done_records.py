@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from penstock.errors import MessageFormatError
 from penstock.transactions.wire.half import Half, encode_half, pack_half, unpack_half
-from penstock.transactions.wire.ids import id_bytes, id_text
+from penstock.transactions.wire.ids import id_bytes, id_text, ids_bytes
 from penstock.transactions.wire.ops import Verdict
 
 _VERSION = 2
@@ -83,7 +83,11 @@ def encode_done(notes: Sequence[Note], snapshots: Sequence[Snapshot] = ()) -> by
     """Return the value of a done record."""
     parts = [_DONE.pack(_VERSION, len(notes), len(snapshots))]
     pack = _NOTE.pack
-    parts += [pack(id_bytes(note[0]), *note[1:]) for note in notes]
+    raw_ids = ids_bytes([note[0] for note in notes])
+    parts += [
+        pack(raw_id, offset, verdict, checks, answered, place, index)
+        for raw_id, (_, offset, verdict, checks, answered, place, index) in zip(raw_ids, notes, strict=True)
+    ]
     for snapshot in snapshots:
         parts.append(pack(id_bytes(snapshot.note[0]), *snapshot.note[1:]))
         parts.append(_SNAPSHOT.pack(len(snapshot.halves)))

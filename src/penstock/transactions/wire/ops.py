@@ -13,7 +13,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from penstock.errors import MessageFormatError
-from penstock.transactions.wire.ids import id_bytes, id_text
+from penstock.transactions.wire.ids import id_bytes, id_text, ids_bytes
 
 _VERSION = 2
 #: Version, 1 for a plain batch, decisions, half partition, bytes of the group's name.
@@ -85,7 +85,8 @@ def encode_ops(ops: Sequence[Op]) -> bytes:
     parts = [_OPS.pack(_VERSION, plain, len(ops), first.half_partition, len(group)), group]
     if plain:
         pack = _PLAIN.pack
-        parts += [pack(id_bytes(op[0]), op[1], op[2], op[6], op[5][0]) for op in ops]
+        raw_ids = ids_bytes([op[0] for op in ops])
+        parts += [pack(raw_id, op[1], op[2], op[6], op[5][0]) for raw_id, op in zip(raw_ids, ops, strict=True)]
     else:
         for op in ops:
             actor = op.actor.encode()

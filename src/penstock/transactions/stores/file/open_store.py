@@ -100,7 +100,7 @@ class OpenStore(Journal):
         self.queue = ReadyQueue(Delays(), lambda _: None)
         waiting = [stored for name, stored in self.live.items() if name not in self.published_ids]
         for stored in sorted(waiting, key=lambda pending: pending.number):
-            self._join_line(stored)
+            self.queue.keys.add(stored)
         for stored in sorted(waiting, key=lambda pending: pending.decided):
             if stored.verdict is not None:
                 stored.in_flight = False
@@ -260,7 +260,7 @@ class OpenStore(Journal):
     def _apply(self, entry: Entry, record: Record, now_ms: float) -> None:
         """Apply an entry that has become durable."""
         if isinstance(entry, Prepared):
-            self._join_line(self.add(entry, record))
+            self.queue.keys.add(self.add(entry, record))
         elif isinstance(entry, Settled):
             for transaction_id in entry.transaction_ids:
                 settled = self.find(transaction_id)
@@ -308,10 +308,6 @@ class OpenStore(Journal):
             # A later one waits in the table. A scan finds it in time.
             self.queue.add(stored)
 
-    def _join_line(self, stored: StoredTransaction) -> None:
-        if stored.half.order_key is not None and (line := stored.half.line) is not None:
-            self.queue.keys.add(line, stored)
-
     def _unload_decided(self, changes: Sequence[Change]) -> None:
         """Remove transactions of these changes from memory if they are decided or have been asked about."""
         for change in changes:
@@ -338,8 +334,8 @@ class OpenStore(Journal):
         """Replace each transaction that was decided again by its new object. Called by the coordinator's thread."""
         while self._replaced:
             former, stored = self._replaced.popleft()
-            self.queue.forget(former)
-            self._join_line(stored)
+            self.queue.forget([former])
+            self.queue.keys.add(stored)
             self.queue.add(stored)
 
     def mark_published(self, some: Sequence[Pending]) -> None:
@@ -351,7 +347,7 @@ class OpenStore(Journal):
 
     def _remove_settled(self, pending: Pending, verdict: Verdict, age_s: float) -> None:
         self.counts.settled(verdict, age_s)
-        self.queue.forget(pending)
+        self.queue.forget([pending])
         watch = self._watches.pop(pending.half.transaction_id, None)
         if watch is not None:
             self._completed.append((watch, verdict))

@@ -106,7 +106,7 @@ class RecordSends:
         queue = self._queues.get(place)
         if queue is None:
             queue = self._queues.setdefault(place, _DecisionQueue())
-        if self._sends.in_delivery_thread:
+        if threading.get_ident() == self._sends.delivering:
             # Delivery reports come in groups, so their decisions are sent together. append() is atomic under the
             # interpreter lock; _flush takes from the front, under the queue's lock.
             queue.waiting.append((op, callback))

@@ -100,9 +100,8 @@ class SqlBacklog(ShardBacklog):
         if known is not None:
             if known.verdict is pending.verdict:
                 return
-            self.queue.forget(known)
-        if (line := pending.half.line) is not None:
-            self.queue.keys.add(line, pending)
+            self.queue.forget([known])
+        self.queue.keys.add(pending)
         self.queue.add(pending)
 
     def _remember_set_aside(self, pending: Pending) -> None:
@@ -151,7 +150,7 @@ class SqlBacklog(ShardBacklog):
             elif stored is not None:
                 self._queue_decided(stored)
             elif name in found:
-                self.queue.forget(pending)
+                self.queue.forget([pending])
             else:
                 break
         tried = set(chosen)
@@ -185,8 +184,7 @@ class SqlBacklog(ShardBacklog):
 
     def _published(self, some: Sequence[Pending]) -> None:
         names = [pending.half.transaction_id for pending in some]
-        for pending in some:
-            self.queue.forget(pending)
+        self.queue.forget(some)
         self._writes.append(partial(self._write_published, names))
 
     def _write_published(self, names: Sequence[str]) -> None:

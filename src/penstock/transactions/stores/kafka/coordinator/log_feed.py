@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 from itertools import chain
+from operator import attrgetter
 from typing import NamedTuple
 
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, Consumer, Message, TopicPartition
@@ -49,6 +50,7 @@ _TARGETS = 1_024
 
 # Enum members are slow to look up, and this code runs for every decision.
 _TICK = Verdict.TICK
+_HALF_OFFSETS = attrgetter("half_offsets")
 
 
 class LogReader:
@@ -218,7 +220,7 @@ class LogFeed:
         ops: list[Op] | MessageFormatError
         try:
             ops = read_ops(message, self._number)
-            needs = max([max(op.half_offsets, default=-1) for op in ops])
+            needs = max(chain.from_iterable(map(_HALF_OFFSETS, ops)), default=-1)
         except MessageFormatError as bad:
             ops, needs = bad, -1
         record = _OpRecord(offset, appended_ms, ops, needs, now)
