@@ -253,37 +253,39 @@ class TransactionalWriter:
 
     def produce(
         self,
-        transaction_id: str,
-        messages: Iterable[Written],
+        transactions: Iterable[tuple[str, Iterable[Written]]],
         delivered: Delivered | None = None,
         *,
         room_s: float = 0.0,
     ) -> None:
-        """Hand the messages of a transaction to the client library.
+        """Hand messages to the client library, given by the id of their transaction.
 
-        A refused message raises `KafkaException`, and the transaction gets the blame. Raises `BufferError` if the
+        A refused message raises `KafkaException`, and its transaction gets the blame. Raises `BufferError` if the
         library's buffer has no room for `room_s` seconds. `delivered` is called for each stored message, if successful
         deliveries are reported.
         """
-        produce, reported = self.producer.produce, partial(self._reported, transaction_id, delivered)
-        for count, (topic, partition, key, value, headers) in enumerate(messages, 1):
-            if not count % _BREATH:
-                # This releases the interpreter lock: other threads would wait for it until all is handed over.
-                self.producer.poll(0)
-            to = -1 if partition is None else partition
-            self._handed += 1
-            if self._spans is not None:
-                self._spans.written(topic, headers)
-            try:
-                if headers:
-                    produce(topic, value, key, to, reported, headers=list(headers))
-                else:
-                    produce(topic, value, key, to, reported)
-            except BufferError:
-                self._await_room(partial(produce, topic, value, key, to, reported, headers=list(headers or ())), room_s)
-            except KafkaException as error:
-                self._refused(transaction_id, topic, error.args[0])
-                raise
+        produce, spans = self.producer.produce, self._spans
+        for transaction_id, messages in transactions:
+            reported = partial(self._reported, transaction_id, delivered)
+            for count, (topic, partition, key, value, headers) in enumerate(messages, 1):
+                if not count % _BREATH:
+                    # This releases the interpreter lock: other threads would wait for it until all is handed over.
+                    self.producer.poll(0)
+                to = -1 if partition is None else partition
+                self._handed += 1
+                if spans is not None:
+                    spans.written(topic, headers)
+                try:
+                    if headers:
+                        produce(topic, value, key, to, reported, headers=list(headers))
+                    else:
+                        produce(topic, value, key, to, reported)
+                except BufferError:
+                    again = partial(produce, topic, value, key, to, reported, headers=list(headers or ()))
+                    self._await_room(again, room_s)
+                except KafkaException as error:
+                    self._refused(transaction_id, topic, error.args[0])
+                    raise
 
     def produce_log(self, partition: int, value: bytes, delivered: Delivered | None = None) -> None:
         """Hand a record for the log topic to the client library. Never waits; errors as `produce`."""

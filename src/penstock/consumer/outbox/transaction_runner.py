@@ -144,7 +144,7 @@ class TransactionRunner:
         )
         begun = self._cluster.clock.monotonic()
         try:
-            writer.produce("", written, room_s=_DELIVERY_S)
+            writer.produce([("", written)], room_s=_DELIVERY_S)
         except BufferError as error:
             raise TooSlowError(str(error)) from error
         if not writer.deliver(_TRIAL_DELIVERY_S if is_trial else _DELIVERY_S):

@@ -218,8 +218,7 @@ def _in_one_transaction(writer: TransactionalWriter, target: Target, rows: Seque
     keys = {ledger_key(target.name, source): entry for source, entry in entries.items()}
     ledger = ((target.ledger, ledger_partition(key), key, encode_entry(entry), ()) for key, entry in keys.items())
     try:
-        writer.produce("rows", written, room_s=_DELIVERY_S)
-        writer.produce("ledger", ledger, room_s=_DELIVERY_S)
+        writer.produce([("rows", written), ("ledger", ledger)], room_s=_DELIVERY_S)
         if not writer.deliver(_DELIVERY_S):
             unknown = KafkaError(KafkaError._FAIL, writer.blame.cause)  # noqa: SLF001 - the client library's public constants look so
             raise KafkaException(next(iter(writer.blame.errors.values()), unknown))  # noqa: TRY301 - as any other failure

@@ -244,8 +244,7 @@ class Publisher:
         """Pass messages and completions to the client library."""
         writer, delivered = self.writer, self._note if is_watched else None
         for batch in batches.values():
-            for transaction_id, messages in batch.messages():
-                writer.produce(transaction_id, messages, delivered)
+            writer.produce(batch.messages(), delivered)
         if self._is_trial:
             produced()
             self._deliver(DELIVERY_S)
