@@ -112,7 +112,7 @@ class Flight:
     @property
     def _is_owed(self) -> bool:
         """Whether an answer of the store is outstanding; False while the block runs."""
-        return self._phase in {_STORING, _DECIDING} or (self._phase is _PREPARED and not self._has_block)
+        return self._phase in {_STORING, _DECIDING}
 
     def _take_off(self, *, may_wait: bool = True) -> None:
         """Connect at the first use, and store the halves.
@@ -149,8 +149,7 @@ class Flight:
 
     def _decide(self, state: TransactionState) -> None:
         """Store the decision. The owner is called back with the result it waits for, or with an error."""
-        core, prepared = self._core, self._prepared
-        assert prepared is not None  # noqa: S101 - its halves are stored
+        core = self._core
         self._state = state
         if state is not _COMMIT:
             self._forget_watch()
@@ -160,20 +159,23 @@ class Flight:
                 self._phase = _ENDED
             self._call_back()
             return
-        answered: Callable[[TransactionError | None], None] = self._decision_answered
-        if core.spans is not None:
-            half = self.halves[0]
-            answered = core.spans.settling(half.topic, half.headers, state.name, answered)
         try:
             with core.lock:
                 self._deadline = time.monotonic() + core.answer_timeout_s
                 self._phase = _DECIDING
-            core.store.decide(prepared, _TO_COMMIT if state is _COMMIT else _TO_ROLL_BACK, answered)
+            self._store_decision()
         except BaseException:
-            # Without a block nobody is interrupted here, and the deadline calls the waiters back.
-            if self._has_block:
-                self._end_early()
+            self._end_early()
             raise
+
+    def _store_decision(self) -> None:
+        core, prepared, state = self._core, self._prepared, self._state
+        assert prepared is not None  # noqa: S101 - its halves are stored
+        answered: Callable[[TransactionError | None], None] = self._decision_answered
+        if core.spans is not None:
+            half = self.halves[0]
+            answered = core.spans.settling(half.topic, half.headers, state.name, answered)
+        core.store.decide(prepared, _TO_COMMIT if state is _COMMIT else _TO_ROLL_BACK, answered)
         if self._wait == "sent":
             self._call_back()
 
@@ -195,20 +197,25 @@ class Flight:
                 if phase is _STORING:
                     self._fail(answer)
             elif phase is _STORING:
-                self._phase, self._prepared = _PREPARED, answer
-        if phase is _STORING:
-            self._halves_ended()
-        elif not isinstance(answer, HalfNotStoredError):
-            # The halves came after the flight was given up, and the local transaction never ran.
-            core.store.decide(answer, _TO_ROLL_BACK, self._rolled_back)
+                self._prepared = answer
+                if self._has_block:
+                    self._phase = _PREPARED
+                else:
+                    self._deadline = time.monotonic() + core.answer_timeout_s
+                    self._phase = _DECIDING
+        if phase is not _STORING:
+            if not isinstance(answer, HalfNotStoredError):
+                # The halves came after the flight was given up, and the local transaction never ran.
+                core.store.decide(answer, _TO_ROLL_BACK, self._rolled_back)
+        elif self.error is not None:
+            self._halves_failed()
+        elif self._has_block:
+            self._call_back()
+        else:
+            self._store_decision()
 
-    def _halves_ended(self) -> None:
-        """Go on after the halves were stored, or failed."""
-        if self.error is not None:
-            self._forget_watch()
-        elif not self._has_block:
-            self._decide(_COMMIT)
-            return
+    def _halves_failed(self) -> None:
+        self._forget_watch()
         self._call_back()
 
     def _rolled_back(self, error: TransactionError | None) -> None:
@@ -290,7 +297,7 @@ class Flight:
                 self._phase = _GIVEN_UP
                 self._fail(error)
         if phase is _STORING:
-            self._halves_ended()
+            self._halves_failed()
         else:
             self._end(error)
 

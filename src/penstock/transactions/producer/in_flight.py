@@ -212,7 +212,7 @@ class Core:
 
         Raises `BufferFullError`, and `StoppedError` if the producer was stopped.
         """
-        if not self._fits(flight._size):
+        if len(self._flights) >= self._max_count or self.bytes + flight._size > self._max_bytes:
             self._wait(flight._size, may_wait=may_wait)
         if self._life is _STOPPED:
             raise StoppedError(f"the producer of group {self.group} was stopped, and nothing was sent; make a new one")

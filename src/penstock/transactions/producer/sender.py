@@ -279,7 +279,7 @@ class TransactionSender:
         return terms(check_immunity, deliver_at, by_half=self._default_terms.by_half)
 
     def _submitted(self, half: Half, wait: Wait | None) -> Submission:
-        submission = Submission(self._core, (half,), None, self._chosen(wait))
+        submission = Submission(self._core, (half,), None, self._wait if wait is None else self._chosen(wait))
         submission.submit()
         return submission
 
