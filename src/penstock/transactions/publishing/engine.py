@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from penstock.clients.gc_pause import collection_put_off
+from penstock.clients.gc_pause import CollectionThreshold
 from penstock.transactions.core.commit_batch import DecidedBatch
 from penstock.transactions.publishing.batch_limit import BatchLimit
 from penstock.transactions.publishing.group_commit import Backlog, GroupCommit
@@ -71,6 +71,7 @@ class Engine:
         self._prove = prove
         self._gate = BrokerGate(ask, clients.left)
         self._limit = BatchLimit(target_latency_s)
+        self._collection = CollectionThreshold()
         self._ration = RationedLog()
         # The slot of the last common transaction, and the index of the next slot.
         self._slot = self._slots[0]
@@ -174,11 +175,9 @@ class Engine:
 
     def begin(self, now: float) -> bool:
         """Begin the next common transaction and trials, if possible. Tell whether a common one has begun."""
+        self._collection.note_in_flight(sum(len(backlog.queue.all) for backlog in self._owned.values()), now)
         self._trials.release(now)
-        has_begun = False
-        if self.is_ready(now):
-            with collection_put_off():
-                has_begun = self._publish(self._slots[self._next])
+        has_begun = self.is_ready(now) and self._publish(self._slots[self._next])
         if self._gate.is_open:
             self._begin_trials(now)
         return has_begun
@@ -192,6 +191,7 @@ class Engine:
             self._take_trials(time.monotonic())
         for slot in self._all_slots:
             slot.close()
+        self._collection.restore()
 
     def _publish(self, slot: PublisherSlot) -> bool:
         """Begin the next common transaction, if there is anything to publish."""
@@ -251,8 +251,7 @@ class Engine:
         self._next = (self._next + 1) % len(self._slots)
         if error is None:
             self._unnamed = 0
-            with collection_put_off():
-                self._committed(result)
+            self._committed(result)
             self._limit.measured(commit.count(), commit.size_bytes(), result.took_s)
         elif isinstance(error, InDoubtError):
             self._gate.shut()

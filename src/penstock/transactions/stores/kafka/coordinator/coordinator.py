@@ -17,7 +17,6 @@ from confluent_kafka import KafkaException, Message, TopicPartition
 
 from penstock import clients
 from penstock.clients.bounded_calls import CLOSE_S, end_within
-from penstock.clients.gc_pause import collection_put_off
 from penstock.clients.kafka_errors import ErrorKind, kind_of, reason
 from penstock.clients.rights import MissingRightError
 from penstock.clients.topics import single_copies
@@ -275,8 +274,7 @@ class KafkaCoordinator(StoreCoordinator):
         records = self._membership.logs.read(
             timeout_s, limit, waits_for_halves=waits_for_halves, has_enough_halves=undecided >= 2 * limit
         )
-        with collection_put_off():
-            self._feed(records, time.monotonic())
+        self._feed(records, time.monotonic())
 
     def _feed(self, records: Iterable[Message], now: float) -> None:
         half_topic, owned = self._context.topics.half, self._membership.owned
