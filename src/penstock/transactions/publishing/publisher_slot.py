@@ -167,9 +167,8 @@ class PublisherSlot:
     def begin(self, commit: GroupCommit, proof: Proof | None) -> None:
         """Begin to publish a commit in one Kafka transaction. `result` returns its outcome.
 
-        Its transactions must not change until then. Returns when the client library has all records. Each record passed
-        to it releases the interpreter lock, and while another thread reads, getting the lock back takes five
-        milliseconds: a group of 500 took most of a second.
+        Its transactions must not change until then. Returns when the client library has all records: otherwise the
+        owner and the thread that hands them over would compete for the interpreter lock, and the group ends no sooner.
         """
         thread, publisher = self._thread, self._publisher
         assert thread is not None  # noqa: S101 - it is ready
