@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import sqlite3
 import threading
 import time
@@ -280,6 +281,28 @@ def test_what_waits_for_its_time_or_is_held_is_not_looked_at_each_time(sql_bench
     assert "penstock_tx_ready" in ready
     assert is_mysql or "publish_at_ms <" in ready or "publish_at_ms<" in ready
     assert "penstock_tx_asked" in checks
+
+
+def test_a_line_is_searched_once_for_its_first_waiting_transaction(sql_bench: SqlBench) -> None:
+    store = sql_bench.sql_store
+    for value, verdict in ((b"1", COMMIT), (b"2", COMMIT), (b"3", COMMIT), (b"undecided", None), (b"behind", COMMIT)):
+        sql_bench.send(verdict, sql_bench.half(value, order_key=b"k"))
+    shards = store.open_shards(CheckTerms(CheckPolicy(600.0, 600.0, 1), session_s=600.0), lambda: None)
+    with contextlib.closing(shards):
+        shards.renew()
+        backlog = shards.backlog(0)
+        taken = [entry.half.value for entry in backlog._take(100, 1 << 20)]
+        ready = backlog._ready.compile(store.database.engine, compile_kwargs={"literal_binds": True})
+        plan = json.loads(plan_of(store.database.engine, str(ready), None))
+        held = [one.held_by for one in store.administration().pending()]
+        held_by_key = shards.statistics().held_by_key
+
+    assert taken == [b"1", b"2", b"3"]
+    searches = re.findall(r"'Alias': 'waiting'.*?'Actual Loops': ([\d.]+)", str(plan))
+    assert list(map(float, searches)) == [1.0] * (store.database.kind == "postgresql")
+    assert len(set(held[1:])) == 1
+    assert held[0] is None
+    assert held_by_key == 3
 
 
 def test_an_error_of_the_database_that_passes_costs_no_transactional_id(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -133,15 +133,6 @@ class SqlAdministration(StoreAdministration):
 
     def _shown(self, condition: sa.ColumnElement[bool]) -> list[PendingTransaction]:
         tx, now = schema.tx, self._database.now
-        earlier = tx.alias("earlier")
-        held_by = (
-            sa.select(earlier.c.id)
-            .where(schema.is_before_in_line(earlier))
-            .order_by(earlier.c.seq)
-            .limit(1)
-            .correlate(tx)
-            .scalar_subquery()
-        )
         # The row of a shard without a living coordinator is out of date.
         shard = schema.shard
         published = sa.and_(shard.c.number == tx.c.shard, shard.c.lease_until > now)
@@ -153,7 +144,6 @@ class SqlAdministration(StoreAdministration):
                 sa.select(
                     *schema.without_messages,
                     has_producer.label("has_producer"),
-                    held_by.label("held_by"),
                     (now - tx.c.birth).label("age"),
                     (now * 1000).label("now_ms"),
                     shard.c.slow_call,
@@ -163,7 +153,8 @@ class SqlAdministration(StoreAdministration):
                 .where(condition)
                 .order_by(tx.c.birth, tx.c.seq)
             ).all()
-        return [_described(row) for row in rows]
+            heads = _heads(connection, {row.order_key for row in rows if row.order_key is not None})
+        return [_described(row, heads.get(_line(row))) for row in rows]
 
 
 def _signed(actor: str, why: str) -> str:
@@ -171,7 +162,22 @@ def _signed(actor: str, why: str) -> str:
     return f"{actor}: {why}" if why else actor
 
 
-def _described(row: Any) -> PendingTransaction:
+def _line(row: Any) -> tuple[int, str, bytes]:
+    return row.shard, row.producer_group, row.order_key
+
+
+def _heads(connection: sa.Connection, keys: Collection[bytes]) -> Mapping[tuple[int, str, bytes], sa.Row[Any]]:
+    """Return the first unsettled transaction of each line with one of these keys."""
+    tx, heads = schema.tx, dict[tuple[int, str, bytes], sa.Row[Any]]()
+    for some in schema.in_groups(list(keys)):
+        in_lines = tx.c.order_key.in_(some) & tx.c.settled_at.is_(None)
+        first = sa.select(sa.func.min(tx.c.seq)).where(in_lines).group_by(*schema.line)
+        found = sa.select(*schema.without_messages).where(in_lines, tx.c.seq.in_(first))
+        heads.update((_line(row), row) for row in connection.execute(found))
+    return heads
+
+
+def _described(row: Any, head: Any) -> PendingTransaction:
     now_ms = float(row.now_ms)
     first = Half(row.id, row.producer_group, "", None, None, None, (), None, row.deliver_at_ms)
     pending = Pending(first, row.seq, int(now_ms - float(row.age) * 1000))
@@ -182,4 +188,5 @@ def _described(row: Any) -> PendingTransaction:
         obstacle = NO_PRODUCER.format(row.producer_group) if row.asked_at and not row.has_producer else ""
     elif row.held_why is not None:
         obstacle = f"Kafka to take it: {row.held_why}"
-    return replace(shown(pending, now_ms, row.held_by, obstacle), topics=tuple(row.topics.split()))
+    held_by = head.id if head is not None and head.seq < row.seq else None
+    return replace(shown(pending, now_ms, held_by, obstacle), topics=tuple(row.topics.split()))

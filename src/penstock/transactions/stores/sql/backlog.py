@@ -26,7 +26,9 @@ from penstock.transactions.wire.ids import id_bytes, id_text
 from penstock.transactions.wire.ops import Author, Verdict
 
 #: The order of decisions; within a line, the order in which halves were stored. Both are numbers of one sequence.
-_ORDER = sa.case((schema.tx.c.order_key.is_(None), schema.tx.c.decided_seq), else_=schema.tx.c.seq)
+_ORDER = sa.case((schema.tx.c.order_key.is_(None), schema.tx.c.decided_seq), else_=schema.tx.c.seq).label("place")
+#: Above all numbers of the sequence.
+_NO_NUMBER = sa.literal_column(str((1 << 63) - 1), sa.BigInteger)
 
 
 class SqlBacklog(ShardBacklog):
@@ -36,7 +38,7 @@ class SqlBacklog(ShardBacklog):
         self._database = database
         self._lease = lease
         self._counts = counts
-        self._ready = self._is_ready()
+        self._ready = self._select_ready()
         self.queue = ReadyQueue(Delays(), self._remember_set_aside)
         # Transactions that the current choice sets aside, and that the database does not show as held yet.
         self._newly_set_aside: list[Pending] = []
@@ -113,16 +115,13 @@ class SqlBacklog(ShardBacklog):
         if self.is_lost:
             return ()
         tx = schema.tx
-        # At least the size that the queue counts.
-        size = sa.func.length(tx.c.halves).label("size")
-        found = sa.select(tx.c.id, tx.c.state, size).where(self._ready).order_by(_ORDER)
         with self._database.read() as connection:
             # The ownership is checked after the relay was opened: a coordinator that takes the shard later fences this
             # relay.
             self.is_lost = not connection.execute(sa.select(self._owns_shard())).scalar()
             if self.is_lost:
                 return ()
-            rows = connection.execute(found.limit(min(limit, schema.STATEMENT_LIMIT))).all()
+            rows = connection.execute(self._ready.limit(min(limit, schema.STATEMENT_LIMIT))).all()
             rolled_back = [row.id for row in rows if row.state == schema.ROLLBACK]
             rows = [row for row in rows if row.state != schema.ROLLBACK]
             ends = accumulate(row.size for row in rows)
@@ -218,17 +217,39 @@ class SqlBacklog(ShardBacklog):
     def _owns_shard(self) -> sa.ColumnElement[bool]:
         return sa.exists().where(self._lease.is_held)
 
-    def _is_ready(self) -> sa.ColumnElement[bool]:
-        """Return the condition of a transaction that can be settled now.
+    def _select_ready(self) -> sa.CompoundSelect[Any]:
+        """Return the query of the transactions that can be settled now, in their order.
 
-        In a line: all from its beginning up to the first that is undecided, not due or held.
+        In a line: all from its beginning up to the first that is undecided or held. The query looks for that one once
+        for each line. A search for each row would take minutes if a line has thousands.
         """
-        tx, now_ms = schema.tx, self._database.now_ms
-        earlier = tx.alias("earlier")
-        waits = earlier.c.publish_at_ms.is_(None) | (earlier.c.publish_at_ms > now_ms)
-        is_behind = sa.exists().where(schema.is_before_in_line(earlier), waits)
-        is_free = sa.or_(tx.c.order_key.is_(None), tx.c.state == schema.ROLLBACK, ~is_behind)
-        return sa.and_(tx.c.shard == self._lease.number, tx.c.publish_at_ms <= now_ms, is_free)
+        tx, waiting = schema.tx, schema.tx.alias("waiting")
+        # At least the size that the queue counts.
+        size = sa.func.length(tx.c.halves).label("size")
+        ready = sa.and_(tx.c.shard == self._lease.number, tx.c.publish_at_ms <= self._database.now_ms)
+        is_in_line = tx.c.order_key.is_not(None) & (tx.c.state != schema.ROLLBACK)
+        number = sa.func.row_number().over(partition_by=schema.line, order_by=tx.c.seq).label("number")
+        found = tx.c.id, tx.c.state, size, _ORDER
+        row = sa.select(*found, *schema.line, number).where(ready, is_in_line).subquery("numbered").c
+        first_waiting = sa.select(sa.func.coalesce(sa.func.min(waiting.c.seq), _NO_NUMBER)).where(
+            waiting.c.order_key == row.order_key,
+            waiting.c.producer_group == row.producer_group,
+            waiting.c.publish_at_ms.is_(None),
+            # With expressions and the hint, no planner looks at all unsettled rows of the shard instead.
+            waiting.c.shard + 0 == row.shard,
+            sa.func.coalesce(waiting.c.settled_at, 0) == 0,
+        )
+        first_waiting = first_waiting.with_hint(waiting, "FORCE INDEX (penstock_tx_keys)", "mysql")
+        searched = sa.case((row.number == 1, first_waiting.scalar_subquery())).label("line_end")
+        # The limit is for MariaDB, which would search for each row without it. There `first_value` is fast, `max` slow.
+        row = sa.select(*row, searched).limit(_NO_NUMBER).subquery("searched").c
+        line = row.shard, row.producer_group, row.order_key
+        end = sa.func.first_value(row.line_end).over(partition_by=line, order_by=row.place).label("end")
+        row = sa.select(*row, end).subquery("in_line").c
+        return sa.union_all(
+            sa.select(*found).where(ready, ~is_in_line),
+            sa.select(row.id, row.state, row.size, row.place).where(row.place < row.end),
+        ).order_by("place")
 
     @staticmethod
     def _decided(connection: sa.Connection, some: sa.ColumnElement[bool]) -> list[Pending]:
@@ -238,7 +259,7 @@ class SqlBacklog(ShardBacklog):
     def _mark_settled(self, some: sa.ColumnElement[bool]) -> None:
         """Mark decided transactions as settled, and count them. `some` has their ids."""
         tx = schema.tx
-        now, kept = self._database.now, sa.case((tx.c.state == schema.DISCARD, tx.c.halves))
+        now, is_kept = self._database.now, tx.c.state == schema.DISCARD
         answered, age = schema.answered_checks.label("answered"), (now - tx.c.birth).label("age")
         decided = sa.select(tx.c.id, tx.c.state, answered, age).where(
             some, tx.c.settled_at.is_(None), tx.c.state != schema.PREPARED
@@ -248,7 +269,9 @@ class SqlBacklog(ShardBacklog):
             locking = decided.with_for_update().with_hint(tx, BY_KEY, "mysql")
             settled = connection.execute(locking).all()
             settling = tx.update().where(tx.c.id.in_([row.id for row in settled]))
-            connection.execute(settling.values(settled_at=now, publish_at_ms=None, halves=kept))
+            # Settled transactions leave their line: those behind them would look at each.
+            kept = {column.name: sa.case((is_kept, column)) for column in (tx.c.halves, tx.c.order_key)}
+            connection.execute(settling.values(settled_at=now, publish_at_ms=None, **kept))
         for row in settled:
             self._counts.answered_checks += row.answered
             self._counts.settled(Verdict(row.state), row.age)

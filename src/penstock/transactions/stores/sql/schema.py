@@ -74,7 +74,7 @@ tx = sa.Table(
     sa.Column("author", sa.SmallInteger),
     sa.Column("actor", sa.Text),
     sa.Column("decided_seq", sa.BigInteger),
-    # Present with order="half".
+    # Present with order="half", until the transaction is settled. A discarded one keeps it: it may be resumed.
     sa.Column("order_key", _BYTES),
     sa.Column("birth", sa.Double, nullable=False),
     sa.Column("immunity", sa.Double, nullable=False, server_default="0"),
@@ -109,6 +109,8 @@ tx = sa.Table(
 
 #: The columns of a transaction without its messages.
 without_messages = [column for column in tx.c if column is not tx.c.halves]
+#: What identifies the line of a transaction with an ordering key.
+line = (tx.c.shard, tx.c.producer_group, tx.c.order_key)
 #: The condition that a transaction is decided and cannot be published with others.
 is_set_aside = (tx.c.state != PREPARED) & tx.c.settled_at.is_(None) & tx.c.publish_at_ms.is_(None)
 #: The number of a transaction's accepted check answers: those that were UNKNOWN, and one that decided.
@@ -205,20 +207,6 @@ def statements(database: Database, shards: int) -> list[str]:
     return [*found, *(str(insert.compile(dialect=dialect, compile_kwargs=literal)) for insert in inserts)]
 
 
-def is_before_in_line(earlier: sa.FromClause) -> sa.ColumnElement[bool]:
-    """Return the condition that a row of `earlier` is unsettled and before a row of `tx` in its line.
-
-    A line belongs to a producer group and an ordering key, and to the shard of the key.
-    """
-    return sa.and_(
-        earlier.c.order_key == tx.c.order_key,
-        earlier.c.producer_group == tx.c.producer_group,
-        earlier.c.shard == tx.c.shard,
-        earlier.c.seq < tx.c.seq,
-        earlier.c.settled_at.is_(None),
-    )
-
-
 def is_living_producer(now: sa.ColumnElement[float]) -> sa.ColumnElement[bool]:
     """Return the condition that a row of `alive` is a producer with a recent heartbeat."""
     return sa.and_(alive.c.kind == "producer", alive.c.seen > now - _PRODUCER_DEAD_AFTER_S)
@@ -248,6 +236,6 @@ def message_columns(halves: Sequence[Half]) -> dict[str, Any]:
     return {"topics": " ".join(half.topic for half in halves), "halves": pack_halves(halves)}
 
 
-def in_groups(names: Sequence[str]) -> Iterator[Sequence[str]]:
+def in_groups(names: Sequence[Any]) -> Iterator[Sequence[Any]]:
     """Yield names in portions of one statement each."""
     return (names[start : start + STATEMENT_LIMIT] for start in range(0, len(names), STATEMENT_LIMIT))

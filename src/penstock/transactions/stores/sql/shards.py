@@ -211,18 +211,16 @@ class SqlShards(StoreShards):
         """Count the content of the store now, in all shards or in some."""
         tx, now = schema.tx, self._database.now
         pending = sa.and_(tx.c.settled_at.is_(None), sa.true() if shards is None else tx.c.shard.in_(shards))
-        earlier = tx.alias("earlier")
-        behind = sa.exists().where(schema.is_before_in_line(earlier))
-        sums = {
-            "held": schema.is_set_aside,
-            "delayed": schema.is_delayed(self._database),
-            "held_by_key": (tx.c.state == schema.COMMIT) & tx.c.order_key.is_not(None) & behind,
-        }
+        place = sa.func.row_number().over(partition_by=schema.line, order_by=tx.c.seq).label("place")
+        in_lines = sa.select(tx.c.state, place).where(pending, tx.c.order_key.is_not(None)).subquery()
+        behind = sa.select(sa.func.count()).where(in_lines.c.place > 1, in_lines.c.state == schema.COMMIT)
+        sums = {"held": schema.is_set_aside, "delayed": schema.is_delayed(self._database)}
         found = sa.select(
             sa.func.count().label("pending"),
             (now - sa.func.min(tx.c.birth)).label("oldest_pending_age"),
             sa.func.sum(schema.answered_checks).label("answered_checks"),
             *(sa.func.sum(sa.case((condition, 1), else_=0)).label(name) for name, condition in sums.items()),
+            behind.scalar_subquery().label("held_by_key"),
         )
         with self._database.read() as connection:
             row = connection.execute(found.where(pending)).mappings().one()
