@@ -180,7 +180,10 @@ class Processes:
                 _log.error("process %d %s while it was stopped", member.number, _how(code))
                 self._code = EXIT_FAILED
         elif code == EXIT_USAGE:
-            _log.error("process %d ended with exit code 2, wrong use, which a restart cannot correct; the run ends", member.number)
+            _log.error(
+                "process %d ended with exit code 2, wrong use, which a restart cannot correct; the run ends",
+                member.number,
+            )
             self._give_up(EXIT_USAGE)
         elif code == EXIT_RESTART:
             # It gave the hanging messages up, and they do not come again: this is no restart in a row.
