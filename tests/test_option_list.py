@@ -44,7 +44,7 @@ def test_the_signature_lists_the_options_one_by_one() -> None:
     assert str(inspect.signature(brew)) == (
         "(cup: 'str', *, hot: 'bool' = True, leaf: 'str' = 'green', minutes: 'float' = 3.0) -> 'tuple[str, bool, Tea]'"
     )
-    assert brew.__doc__ == "Return what it was given."
+    assert brew.__doc__ == "Return its options."
 
 
 def test_another_name_is_refused_with_the_one_that_was_meant() -> None:

@@ -124,7 +124,7 @@ def test_what_is_refused_holds_what_must_not_pass_it_and_nothing_else_until_an_o
     assert bench.seen(other) == [b"elsewhere"]
 
     # While a trial has it, that is refused with a sentence.
-    bench.until_it_can(lambda: bench.decide_as_operator(refused, DISCARD), "being published just now")
+    bench.until_it_can(lambda: bench.decide_as_operator(refused, DISCARD), "being published now")
     settled(coordinator, committed=26, discarded=1)
     assert [value for value in bench.seen(sick) if value and value.startswith((b"k", b"b"))] == [
         b"k1",
