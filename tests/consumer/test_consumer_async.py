@@ -227,9 +227,11 @@ def test_a_handler_that_stops_the_event_loop_stops_the_consumer_with_an_error() 
     async def stops_the_loop(_message: Message) -> None:
         asyncio.get_running_loop().stop()
 
-    consumer = consumer_of(fed(1, 1), {"t": handler(stops_the_loop)})
-    with pytest.raises(StoppedError, match="stopped by a handler"), consumer:
+    consumer = consumer_of(fed(1, 1), {"t": handler(stops_the_loop)}).start()
+    with pytest.raises(StoppedError, match="stopped by a handler"):
         consumer.wait(60)
+    consumer.run_async(asyncio.sleep(0))  # as the end of a lifespan does
+    consumer.close()
 
 
 def test_a_hook_of_the_end_does_not_wait_for_a_handler_that_keeps_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -141,9 +141,7 @@ def test_a_struct_is_decoded_by_the_package_it_comes_from(monkeypatch: pytest.Mo
     assert encoder_of(Struct) is repr
 
 
-def test_a_class_of_which_no_package_has_a_schema_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_class_of_which_no_package_has_a_schema_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def schema(given: type) -> object:
         raise TypeError(f"there is no schema of {given.__name__}")
 

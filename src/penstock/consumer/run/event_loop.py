@@ -196,7 +196,7 @@ class TaskPool:
                 "handlers wait with `await`"
             ) from None
         finally:
-            hook.cancel()  # no effect if it is done; otherwise a signal has interrupted the wait
+            hook.cancel()  # no effect if it is done; otherwise its time is over, or a signal has interrupted the wait
 
     def _call(self, function: Callable[[], object]) -> None:
         try:
@@ -210,11 +210,8 @@ class TaskPool:
         self._context = contextvars.copy_context()
         self._beat()
         try:
-            self._loop.run_forever()
-            if not self._closes:
-                raise StoppedError(f"the event loop of {self._name} was stopped by a handler; remove its loop.stop()")
-        except:  # noqa: E722 - see `raised`; a defect must stop the consumer, not one thread in silence
-            self._processor.fail(raised())
+            while not self._closes:
+                self._run_until_stopped()
         finally:
             try:
                 # Handlers that outlived their cancellation, and the tasks that handlers have started.
@@ -223,6 +220,15 @@ class TaskPool:
             finally:
                 self._closing()
                 self._loop.close()
+
+    def _run_until_stopped(self) -> None:
+        """Run the loop until it is stopped. If not by this pool, stop the consumer, whose end needs the loop again."""
+        try:
+            self._loop.run_forever()
+            if not self._closes:
+                raise StoppedError(f"the event loop of {self._name} was stopped by a handler; remove its loop.stop()")
+        except:  # noqa: E722 - see `raised`; a defect must stop the consumer, not one thread in silence
+            self._processor.fail(raised())
 
     async def _end(self, budget_s: float | None = None) -> None:
         """Start no more tasks, cancel the running handlers and wait for them; with a budget, all tasks of the loop."""
@@ -353,7 +359,7 @@ class TaskPool:
     def end_handlers(self, timeout: float) -> list[str]:
         """Start no more tasks, cancel the running handlers and wait for them; return the names of their slots."""
         if not self.thread.is_alive():
-            # Never started, or ended: by `close`, or by an error of a handler's own task.
+            # Never started, or ended by `close`.
             return []
         under_way = [slot.name for slot in self.slots if slot.record is not None]
         try:
