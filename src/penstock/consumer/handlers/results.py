@@ -196,7 +196,7 @@ class ResultMaker:
         """Return the messages of a value that was returned for one message, or for a batch as a whole."""
         if isinstance(returned, Outgoing):
             return [self._result(returned)]
-        if isinstance(returned, Iterator | Yielded) or _are_outgoing(returned):
+        if isinstance(returned, Iterator) or _are_outgoing(returned) or (self._to and isinstance(returned, Yielded)):
             values = cast("Iterable[object]", returned)
             return [self._result(self._addressed(value, key)) for value in values if value is not None]
         parts = returned if self._to is None and isinstance(returned, list | tuple) else (returned,)
@@ -211,7 +211,7 @@ class ResultMaker:
                 )
         if self._to is not None:
             return [self._result(Outgoing(self._to, returned, key))]
-        if returned is not None and parts and not self._has_warned:
+        if not self._has_warned and any(value is not None for value in parts):
             self._has_warned = True
             _log.warning(
                 "handler %s returned %s, which is not published: return penstock.Outgoing, name the topic with to=, or "
