@@ -31,7 +31,7 @@ _WHY_NOT = {
     "publishing": "its handler is done with it, and its results or its dead letter are being written",
     "queued": "it waits for a worker, and has not been tried yet",
     "held by rate": "it waits for the rate of its handler; raise the rate by change_handler(topic, rate=...)",
-    "dead letter": "it is already being written to another topic",
+    "dead letter": "it is given up already, and the topic that it goes to refuses it",
     "behind its key": "it waits behind another message of its key; give up that message",
     "behind a call": "it waits for a call that does not return; give up the message of that call if it holds a "
     "partition, or restart the member",
