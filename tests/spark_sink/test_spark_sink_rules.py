@@ -130,9 +130,9 @@ def test_results_by_number_continue_only_in_their_own_checkpoint(number: int, qu
 
 
 def test_an_entry_keeps_its_topic_until_the_log_is_another_one() -> None:
-    grown = Batch("table orders", 4, "query", {PART: (20, 30), ("orders", 1): (0, 5)})
-    assert {entry.topic_id for entry in grown.entries_after({PART: HELD}, {}).values()} == {"topic"}
-    assert batch(20, 0).entries_after({PART: HELD}, {})[PART] == LedgerEntry(0, 20, None, "query", 4)
+    for end, topic in ((30, "topic"), (0, None)):
+        grown = replace(batch(20, end), planned={PART: (20, end), ("orders", 1): (0, 5)})
+        assert {entry.topic_id for entry in grown.entries_after({PART: HELD}, {}).values()} == {topic}
     assert unknown({PART: HELD}, {PART: BEGUN, ("orders", 1): BEGUN}) == {("orders", 1): BEGUN}
     assert unknown({PART: HELD}, {PART: LedgerEntry(0, 0, "new topic")}).keys() == {PART}
 

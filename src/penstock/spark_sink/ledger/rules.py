@@ -160,6 +160,11 @@ class Batch:
     planned: Mapping[TopicPartition, tuple[int, int]] = field(default_factory=dict)
     reset: str = "penstock sink reset NAME"
 
+    @property
+    def recreated(self) -> set[str]:
+        """The topics of which a partition goes back: entries that the ledger has of them may be of a former topic."""
+        return {topic for (topic, _), (start, end) in self.planned.items() if end < start}
+
     def applied_below(self, ledger: Mapping[TopicPartition, LedgerEntry]) -> Offsets:
         """Return for each partition the offset below which rows were applied before; missing: no row was.
 
@@ -176,7 +181,8 @@ class Batch:
         Raises `SinkError` for rows of an earlier batch, and as `applied_below`.
         """
         changed: dict[TopicPartition, LedgerEntry] = {}
-        taken_for_stored = []
+        taken_for_stored, recreated = [], self.recreated
+        ids = [(topic, entry.topic_id) for (topic, _), entry in ledger.items() if topic not in recreated]
         for part in sorted(self.planned.keys() | spans.keys()):
             held, batch, span = ledger.get(part), self._plan(part, spans.get(part)), spans.get(part)
             rule = self._accepted(part, ledger, batch)
@@ -184,8 +190,8 @@ class Batch:
                 self._refuse_late(part, held, batch, span)
             if held is None:
                 # A partition that was added to a topic belongs to the same topic as the others.
-                ids = {entry.topic_id for (topic, _), entry in ledger.items() if topic == part[0]}
-                changed[part] = replace(batch, topic_id=ids.pop() if len(ids) == 1 else None)
+                own = {topic_id for topic, topic_id in ids if topic == part[0]}
+                changed[part] = replace(batch, topic_id=own.pop() if len(own) == 1 else None)
             elif rule is Rule.RECREATED:
                 changed[part] = batch
             elif batch.end > held.end or (rule is Rule.NEXT and held.start is None):

@@ -131,7 +131,8 @@ class SinkPublisher:
         part_of_batch = replace(batch, planned=planned)
 
         def decide(held: Entries) -> tuple[Sequence[Row], Changes]:
-            held = held or self.ledger.read(batch.planned)  # a new partition gets the topic's id from the others
+            if not held and source[0] not in batch.recreated:
+                held = self.ledger.read(batch.planned)  # a new partition gets the topic's id from the others
             below = part_of_batch.applied_below(held)
             left = [row for row in rows if row.offset >= below.get(row.source, 0)]
             return left, part_of_batch.entries_after(held, spans)
