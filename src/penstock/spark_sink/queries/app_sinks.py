@@ -91,8 +91,7 @@ class AppSinks:
         from penstock.spark_sink import register  # its error names the extra that installs PySpark
 
         admin = clients.admin(self._bootstrap_servers, self._config)
-        topics = {topic for spec in self._specs for topic in spec.topics}
-        require_topics(admin, topics)
+        require_topics(admin, {topic for spec in self._specs for topic in spec.topics})
         fleet = Fleet(self._name, self._specs, self._bootstrap_servers, self._config, self._stop_timeout)
         self._ends.callback(fleet.leave)
         # Before the session: the group's answer takes as long as the session's start.

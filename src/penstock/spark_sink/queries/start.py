@@ -151,6 +151,8 @@ def start_sink(
 ) -> StreamingQuery:
     """Start a query that reads topics through the source `penstock` and calls a function with each micro-batch.
 
+    `trigger`, `checkpoint_location`, `starting_offsets`, `options` and `output_mode` are as in `App.sink`.
+
     Args:
         spark: the session; the source is registered with it.
         topics: one topic or several.
@@ -160,11 +162,6 @@ def start_sink(
         bootstrap_servers: addresses of the brokers.
         config: client settings by librdkafka's names, as in `App`.
         name: name of the query in Spark's progress and web page.
-        trigger: as in `App.sink`.
-        checkpoint_location: as in `App.sink`.
-        starting_offsets: as in `App.sink`.
-        options: as in `App.sink`.
-        output_mode: as in `App.sink`.
 
     Returns:
         The running query; `stop()` and `awaitTermination()` are Spark's.

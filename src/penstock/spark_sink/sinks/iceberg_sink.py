@@ -191,8 +191,7 @@ class IcebergSink(LakeSink[Table]):
 
     @property
     def _address(self) -> Sequence[str]:
-        named = ["--catalog", self.catalog] if isinstance(self.catalog, str) else []
-        return "--iceberg", self.table, *named
+        return "--iceberg", self.table, *(["--catalog", self.catalog] if isinstance(self.catalog, str) else [])
 
     @property
     def ledger_key(self) -> Hashable:

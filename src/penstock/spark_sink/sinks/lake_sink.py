@@ -265,8 +265,7 @@ class LakeSink(LedgerSink, Generic[TableT]):
         """Write the rows that are not applied yet in one commit, based on the version whose ledger was read."""
         more = self._missing(table, rows.select(stored).schema)
         columns = pa.schema([*self._columns(table), *more])
-        required = [column.name for column in columns if not column.nullable]
-        self._refuse_null(rows, required, "is NOT NULL in")
+        self._refuse_null(rows, [column.name for column in columns if not column.nullable], "is NOT NULL in")
         spans = offset_spans(rows)
         ledger = self._entries(table, self.name, spans.keys() | batch.planned.keys(), batch.query_id)
         left, seen = unapplied(rows, spans, batch.applied_below(ledger))

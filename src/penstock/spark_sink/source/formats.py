@@ -35,7 +35,6 @@ from penstock.consumer.handlers.serialization import classified
 from penstock.errors import ConfigurationError, RegistryConnectionError
 
 Read = Callable[[BytesIO], object]
-Headers = list[tuple[str, str | bytes | None]]
 
 
 def unsupported(place: str, what: str) -> ConfigurationError:
@@ -62,7 +61,7 @@ class Reader(ABC):
         #: Errors of schemas that cannot be read, by id. Cleared for each task, which asks again.
         self.failures: dict[object, Exception] = {}
 
-    def value(self, data: bytes, headers: Headers, field: MessageField) -> object:
+    def value(self, data: bytes, headers: list[tuple[str, str | bytes | None]], field: MessageField) -> object:
         """Return a decoded value. Its schema id is in front of it or in a header.
 
         Raises `RegistryConnectionError` if the registry did not answer: the value may be valid. Any other error means

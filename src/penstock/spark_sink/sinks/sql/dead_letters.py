@@ -121,8 +121,7 @@ class DeadLetters:
         rights = [right for right in self.least_rights(topics) if right.operation is not Operation.CREATE]
         require_rights(admin, "dead letters cannot be written, so nothing of the batch was stored", rights)
         counts = require_topics(admin, topics)
-        specs = [TopicSpec(self._topic_of(topic), count) for topic, count in counts.items()]
-        ensure_topics(admin, specs)
+        ensure_topics(admin, [TopicSpec(self._topic_of(topic), count) for topic, count in counts.items()])
 
     def _write(self, reasons: Mapping[tuple[str, int, int], str]) -> None:
         failures: list[str] = []

@@ -56,8 +56,7 @@ def run_tasks(batch: DataFrame, task: StagingTask, max_connections: int) -> Repo
     """
     # `coalesce` does not need to know the plan before it runs. Sessions are kept if they stay within the bound. A core
     # has two Python workers, of the source and of the sink, and either may have run the sink before.
-    cores = batch.sparkSession.sparkContext.defaultParallelism
-    task = replace(task, keeps_session=2 * cores <= max_connections)
+    task = replace(task, keeps_session=2 * batch.sparkSession.sparkContext.defaultParallelism <= max_connections)
     if any({".", "`"}.intersection(column.name) for column in batch.schema.fields):
         batch = batch.toDF(*map(str, range(len(batch.columns))))  # Spark does not find columns with such names
     report = Report()

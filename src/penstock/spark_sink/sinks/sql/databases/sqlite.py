@@ -69,10 +69,8 @@ class Sqlite(Database):
 
     def conversions(self, connection: sa.Connection, table: sa.Table, _held: Held) -> dict[str, Conversion]:
         """Return conversions by which texts of the key are compared as the table does, such as without case."""
-        found = [row for row in connection.execute(sa.text(_COLLATIONS), {"name": table.name}) if row[0] in table.c]
-        return {
-            name: Conversion("", partial(sa.collate, collation=by)) for name, by in found if table.c[name].primary_key
-        }
+        found, key = connection.execute(sa.text(_COLLATIONS), {"name": table.name}), table.primary_key.columns
+        return {name: Conversion("", partial(sa.collate, collation=by)) for name, by in found if name in key}
 
     def constraints(self, frame: pa.Schema, summed: Collection[str]) -> list[sa.CheckConstraint]:
         """Return checks that refuse whole sums which SQLite would turn into floats because they are too large."""
