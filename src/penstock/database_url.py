@@ -17,8 +17,8 @@ def parse_database_url(text: str) -> sa.URL:
     url = None
     with suppress(sa.exc.ArgumentError, ValueError):  # their texts repeat parts of it, which may hold a password
         url = sa.make_url(text)
-    # Behind an `@` in a password, the library takes the rest of it for the host, which errors show.
-    if url is None or "@" in (url.host or ""):
+    # Behind an `@` in a password, the library takes the rest of it for host and database, which errors show.
+    if url is None or (url.host is not None and "@" in f"{url.host}/{url.database}"):
         raise ConfigurationError(
             "url is not a database address; write sqlite:///file.db, postgresql+psycopg://user@host/database or "
             "mysql+pymysql://user@host/database, with %40 for an @ in a password"

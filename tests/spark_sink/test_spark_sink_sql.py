@@ -99,7 +99,7 @@ def test_frames_a_sink_cannot_store_are_refused_with_a_sentence(database: TestDa
     ("settings", "named"),
     [
         ({"url": "nonsense canary-4711"}, "url is not a database address"),
-        ({"url": "mysql://user:p@canary-4711@host/db"}, "with %40 for an @ in a password"),
+        ({"url": "mysql://user:p@x/canary-4711@host/db"}, "with %40 for an @ in a password"),
         ({"url": "postgresql://user:p@x:canary-4711@host/db"}, "with %40 for an @ in a password"),
         ({"url": "oracle://user:canary-4711@host/db"}, "oracle"),
         ({"url": "mysql://user:canary-4711@host"}, "no database"),
