@@ -247,7 +247,6 @@ def _may_hold(keys: pa.Table) -> ex.BooleanExpression:
 def _without(rows: pa.Table, keys: pa.Table) -> pa.Table:
     """Return the rows whose key is not in `keys`."""
     names = keys.column_names
-    own = one_zero(rows.select(names), names).cast(keys.schema)
-    numbered = own.append_column(_ROW, numbers(0, rows.num_rows))
+    numbered = one_zero(rows.select(names), names).cast(keys.schema).append_column(_ROW, numbers(0, rows.num_rows))
     left = numbered.join(keys, names, join_type="left anti")[_ROW]
     return rows.take(left.take(pc.sort_indices(left)))

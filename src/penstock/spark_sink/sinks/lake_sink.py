@@ -357,8 +357,7 @@ def plain(kind: pa.DataType, held_as: Mapping[pa.DataType, pa.DataType]) -> pa.D
 def _newest(rows: pa.Table, key: Sequence[str]) -> pa.Table:
     """Return the newest row of each key by offset; for equal offsets, that of the highest partition and topic."""
     ordered = rows.sort_by([(name, "ascending") for name in ("offset", "partition", "topic")])
-    numbered = ordered.append_column(_ROW, numbers(0, rows.num_rows))
-    last = numbered.group_by(list(key)).aggregate([(_ROW, "max")])
+    last = ordered.append_column(_ROW, numbers(0, rows.num_rows)).group_by(list(key)).aggregate([(_ROW, "max")])
     return ordered.take(last[f"{_ROW}_max"])
 
 

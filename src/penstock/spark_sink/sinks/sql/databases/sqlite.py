@@ -19,10 +19,11 @@ from penstock.spark_sink.sinks.sql.databases.database import WIDER, Conversion, 
 #: Digits that SQLite's numbers keep, which are floats. Decimals with more digits are texts.
 _DIGITS = 15
 
-#: The columns of a table's unique indexes that compare texts by another collation, with its name.
+#: The columns of the unique index of a key that compare texts by another collation, with its name.
 _COLLATIONS = """
 SELECT held.name, held.coll FROM pragma_index_list(:name) AS found, pragma_index_xinfo(found.name) AS held
-WHERE found."unique" AND held.key AND held.coll <> 'BINARY'
+WHERE found."unique" AND held.key AND held.coll <> 'BINARY' AND :key = (SELECT group_concat(coalesce(name, ''))
+FROM (SELECT name FROM pragma_index_info(found.name) ORDER BY name))
 """
 
 
@@ -69,8 +70,9 @@ class Sqlite(Database):
 
     def conversions(self, connection: sa.Connection, table: sa.Table, _held: Held) -> dict[str, Conversion]:
         """Return conversions by which texts of the key are compared as the table does, such as without case."""
-        found, key = connection.execute(sa.text(_COLLATIONS), {"name": table.name}), table.primary_key.columns
-        return {name: Conversion("", partial(sa.collate, collation=by)) for name, by in found if name in key}
+        key = ",".join(sorted(column.name for column in table.primary_key))
+        found = connection.execute(sa.text(_COLLATIONS), {"name": table.name, "key": key})
+        return {name: Conversion("", partial(sa.collate, collation=by)) for name, by in found}
 
     def constraints(self, frame: pa.Schema, summed: Collection[str]) -> list[sa.CheckConstraint]:
         """Return checks that refuse whole sums which SQLite would turn into floats because they are too large."""
