@@ -203,12 +203,12 @@ class Flight:
                 else:
                     self._deadline = time.monotonic() + core.answer_timeout_s
                     self._phase = _DECIDING
-        if phase is not _STORING:
-            if not isinstance(answer, HalfNotStoredError):
-                # The halves came after the flight was given up, and the local transaction never ran.
-                core.store.decide(answer, _TO_ROLL_BACK, self._rolled_back)
-        elif self.error is not None:
-            self._halves_failed()
+        if isinstance(answer, HalfNotStoredError):
+            if phase is _STORING:
+                self._halves_failed()
+        elif phase is not _STORING:
+            # The halves came after the flight was given up, and the local transaction never ran.
+            core.store.decide(answer, _TO_ROLL_BACK, self._rolled_back)
         elif self._has_block:
             self._call_back()
         else:
