@@ -341,6 +341,27 @@ def test_a_send_that_is_interrupted_behind_its_store_gives_its_room_back_once(st
     producer.stop()
 
 
+@pytest.mark.parametrize("is_decided", [False, True])
+def test_a_block_that_is_interrupted_at_its_end_is_not_waited_for(store: MuteStore, is_decided: bool) -> None:
+    def interrupted(*given: Any) -> NoReturn:
+        if is_decided:
+            given[-1](None)
+        raise KeyboardInterrupt
+
+    store.prepare = lambda halves, callback, _: callback(Kept(halves))  # type: ignore[method-assign, assignment] # at once
+    producer = TransactionalProducer("orders", store=store, wait="published").start()
+    transaction = producer.transaction("t", value=b"v").__enter__()
+    if not is_decided:
+        transaction.unknown()
+    setattr(store, "decide" if is_decided else "forget", interrupted)
+
+    with pytest.raises(KeyboardInterrupt):
+        transaction.__exit__(None, None, None)
+
+    assert producer._core._waiters() == []
+    producer.stop()
+
+
 def test_an_event_loop_that_closes_as_a_message_ends_blocks_no_other_callback(
     store: MuteStore,
 ) -> None:

@@ -144,6 +144,7 @@ class Flight:
         """End after the owner was refused or interrupted. What the store answers later no longer counts."""
         with self._core.lock:
             self._core.remove(self)
+            self._core.unseen.discard(self)
             self._phase = _ENDED
         self._forget_watch()
 
@@ -151,15 +152,15 @@ class Flight:
         """Store the decision. The owner is called back with the result it waits for, or with an error."""
         core = self._core
         self._state = state
-        if state is not _COMMIT:
-            self._forget_watch()
-        if state is _UNKNOWN:
-            with core.lock:
-                core.remove(self, state)
-                self._phase = _ENDED
-            self._call_back()
-            return
         try:
+            if state is not _COMMIT:
+                self._forget_watch()
+            if state is _UNKNOWN:
+                with core.lock:
+                    core.remove(self, state)
+                    self._phase = _ENDED
+                self._call_back()
+                return
             with core.lock:
                 self._deadline = time.monotonic() + core.answer_timeout_s
                 self._phase = _DECIDING
