@@ -21,7 +21,7 @@ from penstock.errors import (
     PublicationNotSeenError,
     TransactionError,
 )
-from penstock.transactions import TransactionalProducer
+from penstock.transactions import Transaction, TransactionalProducer
 from penstock.transactions.store import DecidedCallback, Prepared, PreparedCallback, SettledCallback
 from penstock.transactions.wire.half import CheckRequest, Half
 from penstock.transactions.wire.ops import Author, Verdict
@@ -341,24 +341,28 @@ def test_a_send_that_is_interrupted_behind_its_store_gives_its_room_back_once(st
     producer.stop()
 
 
-@pytest.mark.parametrize("is_decided", [False, True])
-def test_a_block_that_is_interrupted_at_its_end_is_not_waited_for(store: MuteStore, is_decided: bool) -> None:
+@pytest.mark.parametrize("step", ["_gate", "forget", "decide"])
+def test_a_block_that_is_interrupted_at_its_end_is_not_waited_for(
+    store: MuteStore, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
     def interrupted(*given: Any) -> NoReturn:
-        if is_decided:
+        if step == "decide":
             given[-1](None)
         raise KeyboardInterrupt
 
     store.prepare = lambda halves, callback, _: callback(Kept(halves))  # type: ignore[method-assign, assignment] # at once
     producer = TransactionalProducer("orders", store=store, wait="published").start()
     transaction = producer.transaction("t", value=b"v").__enter__()
-    if not is_decided:
+    if step == "forget":
         transaction.unknown()
-    setattr(store, "decide" if is_decided else "forget", interrupted)
+    monkeypatch.setattr(Transaction if step == "_gate" else store, step, interrupted)
 
     with pytest.raises(KeyboardInterrupt):
         transaction.__exit__(None, None, None)
 
     assert producer._core._waiters() == []
+    with pytest.raises(TransactionError, match="has no result"):
+        _ = transaction.result
     producer.stop()
 
 

@@ -84,10 +84,10 @@ class Transaction(Flight):
         """
         if self.error is not None and not isinstance(self.error, PublicationNotSeenError):
             raise self.error
-        if self._prepared is None or self._phase is Phase.PREPARED:
+        if self._prepared is None or self._phase is Phase.PREPARED or self._callbacks is not None:
             raise TransactionError(
-                f"transaction {self.transaction_id} has no result: it was not entered, or not left yet; "
-                "ask for it after the block"
+                f"transaction {self.transaction_id} has no result: it was not entered, or not left yet, or its end was "
+                "interrupted; ask for it after the block"
             )
         return TransactionResult(self.transaction_id, self._state, self.halves[0].topic)
 
@@ -111,9 +111,15 @@ class Transaction(Flight):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        state, gate = self._ending(error), self._gate()
-        self._decide(state)
-        gate.acquire()
+        try:
+            state, gate = self._ending(error), self._gate()
+            self._decide(state)
+            gate.acquire()
+        except BaseException:
+            if self._phase is Phase.PREPARED:
+                self._prepared = None
+                self._end_early()
+            raise
         self._raise(error)
 
     async def __aenter__(self) -> Self:
