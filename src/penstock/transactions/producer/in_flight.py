@@ -224,7 +224,7 @@ class Core:
         try:
             self._flights.remove(flight)
         except KeyError:
-            # An interrupt in `_take_off` gave the room back, but the store took the halves all the same.
+            # It ended early: it had no room yet, or has given it back and the store answers all the same.
             return
         self.bytes -= flight._size
         if ended is _COMMIT:
