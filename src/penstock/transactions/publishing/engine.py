@@ -28,9 +28,8 @@ from penstock.transactions.publishing.targets import BrokerGate
 from penstock.transactions.publishing.trials import LACKING_S, Trials
 from penstock.transactions.rationed_log import RationedLog
 
-#: Seconds between two looks at a Kafka transaction under way; its end is noticed at once. The owner reads meanwhile:
-#: more rounds would read smaller batches.
-IN_FLIGHT_S = 0.01
+#: Seconds between two looks at a Kafka transaction under way.
+IN_FLIGHT_S = 0.005
 #: Seconds between two rounds if nothing wakes the store's thread: without work, and while something waits for a time.
 _IDLE_INTERVAL_S = 1.0
 _WAITING_INTERVAL_S = 0.05
