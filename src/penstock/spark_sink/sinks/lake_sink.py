@@ -67,7 +67,7 @@ class LakeSink(LedgerSink, Generic[TableT]):
 
     Use it with `writeStream.foreachBatch(sink)`, once for each batch and name: a second call in the same batch is an
     error, and so are rows that a stateful operator (a window, a join of streams) held back. The frame needs `topic`,
-    `partition` and `offset` beside its own columns. A missing table is created from the frame's columns; all of them
+    `partition` and `offset` besides its own columns. A missing table is created from the frame's columns; all of them
     may be NULL. The batch is collected on the driver as Arrow columns, up to `max_batch_bytes`: limit it with the
     source's `maxOffsetsPerTrigger`. Readers see a whole batch or nothing of it.
 

@@ -111,8 +111,8 @@ class SourceOptions:
     @property
     def consumer_config(self) -> dict[str, Any]:
         """The settings of a task's consumer: the user's, and those that reading a range depends on."""
-        # Messages fetched ahead take memory beside the Arrow batch: 16 MB a task. They are also fetched past the end of
-        # a range, for nothing: with the library's 100,000 messages, ranges of 60,000 took 50 % more processor time.
+        # Messages fetched ahead take memory besides the Arrow batch: 16 MB a task. They are also fetched past the end
+        # of a range, for nothing: with the library's 100,000 messages, ranges of 60,000 took 50 % more processor time.
         # 10,000 messages are read in about 20 ms, and more arrive meanwhile.
         ahead: dict[str, Any] = {"queued.max.messages.kbytes": 16 * 1024, "queued.min.messages": 10_000}
         client = {**ahead, **self.client}

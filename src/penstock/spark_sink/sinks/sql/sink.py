@@ -48,7 +48,7 @@ class SqlSink(SqlSinkSettings, LedgerSink):
     """Writes micro-batches into a table of SQLite, PostgreSQL, MySQL or MariaDB, each row exactly once.
 
     Use it with `writeStream.foreachBatch(sink)`, once for each batch and table. The frame needs `topic`, `partition`
-    and `offset` beside its own columns; a message may have several rows. A sink can be pickled. The driver keeps a
+    and `offset` besides its own columns; a message may have several rows. A sink can be pickled. The driver keeps a
     session of a server from one batch of a query to the next.
 
     With a key, the newest row of a key, by offset, replaces the stored one. Kafka orders the messages of one partition

@@ -269,7 +269,7 @@ class GroupClient:
     # The end
 
     def close(self) -> None:
-        """Revoke the assigned partitions and leave the group. If the coordinator is unreachable, it is not told."""
+        """Revoke the assigned partitions and leave the group. An unreachable coordinator gets no request."""
         if self._closed:
             return
         with self._state.lock:

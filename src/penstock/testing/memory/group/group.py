@@ -115,7 +115,7 @@ class Group:
         member.gone, member.change = reason, None
 
     def rebalance(self, *, shuffle: bool = False) -> None:
-        """Prepare a generation. With `shuffle`, partitions go to random members, whoever owns them now."""
+        """Prepare a generation. With `shuffle`, partitions go to random members, regardless of their owners now."""
         self._preparing = True
         self._shuffle = self._shuffle or shuffle
         self._complete_when_ready()
