@@ -28,6 +28,12 @@ def proxy(broker: DevBroker) -> Iterator[KafkaProxy]:
         yield made
 
 
+@pytest.fixture
+def logs_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have nothing deleted from logs that a slow test has yet to read."""
+    monkeypatch.setattr("penstock.transactions.stores.kafka.coordinator.log_upkeep.UPKEEP_S", 600.0)
+
+
 @pytest.fixture(params=["sqlite", "postgresql", pytest.param("mariadb", marks=pytest.mark.thorough)])
 def database(request: pytest.FixtureRequest, tmp_path: Path) -> TestDatabase:
     """A database of each kind that a user's transactions may be in."""

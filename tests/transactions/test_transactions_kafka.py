@@ -11,6 +11,7 @@ import pytest
 from transaction_tools import Bench, decide, ops_of, prepared, unknown
 
 from kafka_proxy import KafkaProxy
+from penstock.clients.transactional.settings import Pace
 from penstock.transactions import HalfMessage, TransactionState, new_id
 from penstock.transactions.publishing.publisher import Publisher
 from penstock.transactions.wire.done_records import decode_done
@@ -19,11 +20,7 @@ from waiting import wait_until
 
 COMMIT, UNKNOWN = TransactionState.COMMIT, TransactionState.UNKNOWN
 
-
-@pytest.fixture(autouse=True)
-def _logs_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have nothing deleted from logs that a slow test has yet to read."""
-    monkeypatch.setattr("penstock.transactions.stores.kafka.coordinator.log_upkeep.UPKEEP_S", 600.0)
+pytestmark = pytest.mark.usefixtures("logs_are_kept")
 
 
 def test_message_completion_and_positions_take_effect_in_one_kafka_transaction(
@@ -40,8 +37,7 @@ def test_message_completion_and_positions_take_effect_in_one_kafka_transaction(
         commit(self)
 
     # Time for all looks while the Kafka transaction is open, on a slow machine, too.
-    monkeypatch.setattr("penstock.clients.transactional.writer.TRANSACTION_S", 60.0)
-    monkeypatch.setattr("penstock.transactions.publishing.publisher_slot.PUBLISH_LIMIT_S", 60.0)
+    monkeypatch.setattr(Pace, "limit", lambda _, well_s, *_times: max(well_s, 60.0))
     # Nor does a Kafka transaction of positions alone come in between.
     monkeypatch.setattr("penstock.transactions.stores.kafka.coordinator.half_partition._IDLE_COMMIT_AFTER_S", 600.0)
     monkeypatch.setattr(Publisher, "_commit", halting)

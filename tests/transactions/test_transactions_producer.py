@@ -225,6 +225,7 @@ def test_a_result_is_what_was_stored_and_there_is_none_before(bench: Bench) -> N
     assert transaction.result.state is TransactionState.COMMIT
 
 
+@pytest.mark.usefixtures("logs_are_kept")
 def test_where_a_half_is_not_stored_the_local_transaction_does_not_run_and_a_rollback_follows(bench: Bench) -> None:
     coordinator, producer = bench.coordinator(), bench.producer()
     ran: list[str] = []

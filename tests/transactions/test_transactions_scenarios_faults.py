@@ -158,6 +158,7 @@ def test_scenario_14_a_producer_killed_after_its_local_commit_is_answered_for_by
     assert bench.visible() == [(b"42", b"order")]
 
 
+@pytest.mark.usefixtures("logs_are_kept")
 @pytest.mark.parametrize("off_s", [-_HOUR_S, _HOUR_S], ids=["behind", "ahead"])
 def test_scenario_17_clocks_an_hour_off_make_checks_neither_early_nor_late(
     bench: Bench, off_s: int, monkeypatch: pytest.MonkeyPatch
@@ -170,8 +171,6 @@ def test_scenario_17_clocks_an_hour_off_make_checks_neither_early_nor_late(
             asked_at.append(time.monotonic())
         return TransactionState.COMMIT
 
-    # Nothing is deleted from a log that a slow test has yet to read.
-    monkeypatch.setattr("penstock.transactions.stores.kafka.coordinator.log_upkeep.UPKEEP_S", 600.0)
     # The clock of this process is wrong by an hour, and so are the producer's times.
     monkeypatch.setattr(time, "time", lambda: real() + off_s)
     monkeypatch.setattr(time, "time_ns", lambda: int((real() + off_s) * 1e9))
