@@ -41,6 +41,7 @@ def test_the_largest_half_that_is_accepted_is_asked_about(bench: Bench, config: 
 
     producer = bench.producer(check=check, config=config)
     sizes = largest_accepted(producer, bench.topic, limit - 1_000, limit)
+    bench.await_checkers(1)
     coordinator = bench.coordinator()
 
     statistics = bench.settled(coordinator, committed=len(sizes))
