@@ -34,7 +34,7 @@ from penstock.clients.groups import describe_groups
 address, group = sys.argv[1:]
 members = clients.admin(address, {})
 late = ask(members)[group]
-wait([late], 1.5)
+wait([late], patience)
 print("answered" if late.done() and not late.exception() else "late", flush=True)
 sys.stdin.readline()
 if renews:
@@ -42,8 +42,8 @@ if renews:
 else:
     wait([late], 60)
 answered(describe_groups(members, [group])[group], 60)"""
-PLAIN = "renews, ask = False, lambda admin: admin.describe_consumer_groups([group], request_timeout=1)\n"
-GUARDED = "renews, ask = {}, lambda admin: describe_groups(admin, [group])\n"
+PLAIN = "renews, patience, ask = False, 60, lambda admin: admin.describe_consumer_groups([group], request_timeout=1)\n"
+GUARDED = "renews, patience, ask = {}, 1.5, lambda admin: describe_groups(admin, [group])\n"
 
 
 def test_only_the_module_that_guards_them_sends_requests_that_may_end_the_process() -> None:

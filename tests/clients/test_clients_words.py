@@ -143,6 +143,7 @@ def test_the_broker_that_does_not_answer_now_is_named_and_no_setting_that_worked
 def test_a_users_own_error_cb_is_called_too() -> None:
     heard: list[KafkaError] = []
     client = admin("127.0.0.1:1", {"error_cb": heard.append})
+    wait_until(lambda: client.poll(0.05) is not None and heard)
 
     with pytest.raises(BrokerConnectionError, match=r"Connection refused; check the address"):
         partition_counts(client, timeout_s=0.5)
@@ -173,6 +174,7 @@ def test_a_first_question_whose_call_never_returns_ends_by_its_limit() -> None:
 def test_settings_that_worked_are_not_to_be_checked() -> None:
     client = admin("127.0.0.1:1", {})
     client.words.clear()  # as an answer does
+    wait_until(lambda: client.poll(0.05) is not None and client.words.cause)
 
     with pytest.raises(BrokerConnectionError, match=r"Connection refused; check that the broker runs$"):
         partition_counts(client, timeout_s=0.5)
