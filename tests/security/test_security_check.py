@@ -94,7 +94,7 @@ def test_an_app_starts_and_works_with_the_rights_that_check_printed(
     pause = Command("pause", app.name, None, {"topic": topic}, "a test", int(time.time() * 1000))
     with app.start() as running:
         wait_until(lambda: running._listener is not None and running._listener.is_listening.is_set(), STEP_S)
-        [answer] = CommandSender(world.servers, world.broker.admin_config, command_settings).ask(pause)
+        [answer] = CommandSender(world.servers, world.broker.admin_config, command_settings).ask(pause, timeout=STEP_S)
         running.resume(topic)
         wait_until(lambda: world.arrived(target) == world.sent[1:], STEP_S, interval=0.2)
         wait_until(lambda: world.arrived(f"dlq.{topic}") == world.sent[:1], STEP_S, interval=0.2)
