@@ -207,7 +207,7 @@ def test_what_a_dead_coordinator_left_open_in_the_done_log_alone_is_ended_by_who
     left.produce(topics.done, b"never committed", partition=0)
     left.flush(30)
 
-    recovered = RecoveryReader(context_of(topics, bench.servers), list).recover([0], until(30.0))[0]
+    recovered = RecoveryReader(context_of(topics, bench.servers), list).recover([0], until(120.0))[0]
 
     assert (recovered.ends[DONE], recovered.known.half_position, recovered.forged) == (1, 0, 0)
     with pytest.raises(KafkaException, match=r"FENCED|EPOCH"):
