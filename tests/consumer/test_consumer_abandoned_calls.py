@@ -139,9 +139,10 @@ def test_a_call_that_does_not_return_loses_its_message_and_its_place_and_keeps_i
 
         hangs.released.set()
         until(lambda: consumer.statistics().partitions[0].watermark == 42)
+        # The poll thread may hear of the end of the call later than of its key.
+        until(lambda: consumer.statistics().abandoned_calls == 0)
 
         assert hangs.overlaps == []
-        assert consumer.statistics().abandoned_calls == 0
         assert len({worker.thread.name for worker in consumer._executor.threads.workers}) == 4  # it has threads
 
 
@@ -175,9 +176,9 @@ def test_a_task_that_goes_on_though_it_was_cancelled_is_given_up_as_a_thread_is(
 
         released.set()
         until(lambda: consumer.statistics().partitions[0].watermark == 22)
+        until(lambda: consumer.statistics().abandoned_calls == 0)
 
         assert handled.overlaps == []
-        assert consumer.statistics().abandoned_calls == 0
         assert consumer._executor.tasks._abandoned == set()
 
 
