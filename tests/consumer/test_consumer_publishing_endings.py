@@ -131,7 +131,7 @@ def test_a_doubt_lasts_until_the_groups_offsets_are_reported(
 
 
 def test_an_end_that_comes_after_the_next_begin_ends_nothing_else(
-    copying: Copying, caplog: pytest.LogCaptureFixture
+    copying: Copying, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     proxy = copying.proxy
     with proxy.fault(END_TXN, What.HOLD_AND_CUT, committed=True) as late:
@@ -139,6 +139,7 @@ def test_an_end_that_comes_after_the_next_begin_ends_nothing_else(
         copying.settle()
         # The broker has committed, and the library says so; the app looks what its log says of that.
         wait_until(lambda: doubts(caplog))
+        monkeypatch.setattr(writer, "_END_CALL_S", 60.0)  # the next end is waited for as long as this test needs
         with proxy.fault(END_TXN, What.HOLD, committed=True) as standing:
             # All of a transaction is written, and its end is on the way ...
             copying.feed(b"b")
