@@ -1,7 +1,7 @@
 """An exactly-once app whose messages end in every way: a process to be killed.
 
-usage: publishing_child.py SERVERS PREFIX SECONDS, the last what a call of a handler takes; topics are PREFIX-<kind>,
-and results go to PREFIX-out, those of the kind `plain` to PREFIX-plain-out
+usage: publishing_child.py SERVERS PREFIX SECONDS [HELD]: seconds of a call, and the value of kind `plain` whose call
+does not end; topics are PREFIX-<kind>, and results go to PREFIX-out, those of the kind `plain` to PREFIX-plain-out
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import tenacity
 
 import penstock
 
-servers, prefix, seconds = sys.argv[1:]
+servers, prefix, seconds, *held = sys.argv[1:]
 app = penstock.App(
     prefix,
     bootstrap_servers=servers,
@@ -37,6 +37,8 @@ def result(kind: str, message: penstock.Message) -> penstock.Outgoing:
 @app.handler(f"{prefix}-plain", to=f"{prefix}-plain-out")
 def plain(message: penstock.Message) -> list[penstock.Outgoing]:
     """Return a message one to three times, numbered."""
+    while (message.value or b"").decode() in held:  # until it is killed
+        time.sleep(1)
     parts = range(1 + number_of(message) % 3)
     return [
         penstock.Outgoing(f"{prefix}-plain-out", b"%s/%d" % (message.value or b"", part), message.key) for part in parts
