@@ -70,7 +70,7 @@ def test_a_handler_that_is_stuck_is_named_with_its_stack_and_what_it_holds(caplo
     assert "penstock-worker-" in said[0]
     # Again only when the time has doubled, and never with what the message holds.
     ages = [float(text.split(" for ")[1].split(" s on")[0]) for text in said]
-    assert all(later >= 2 * former for former, later in pairwise(ages))
+    assert all(later >= 2 * former - 0.15 for former, later in pairwise(ages))  # they are rounded to tenths
     assert "secret" not in caplog.text
 
 
