@@ -8,7 +8,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 
 import pytest
@@ -155,10 +155,8 @@ def test_a_cancel_that_a_handler_swallowed_does_not_poison_a_task_group_of_a_lat
             asked.append(task.cancelling())
             task.cancel()
             if waits:
-                try:
+                with suppress(asyncio.CancelledError):
                     await asyncio.sleep(1)
-                except asyncio.CancelledError:
-                    return
             return
         asked.append(task.cancelling())
         # A group whose parent was asked to cancel before raises at its end, though nothing in it failed.
