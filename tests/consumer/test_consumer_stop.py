@@ -190,7 +190,7 @@ def interrupted_everywhere(call: Callable[[], object], signal_handler: Callable[
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    thread.join(20)
+    thread.join(60)
     return not thread.is_alive()
 
 
