@@ -86,7 +86,7 @@ def test_strangers_records_break_nothing_a_watch_goes_on_until_it_is_ended_and_a
     topic, sender = new_topic(partitions=2), Sender("shop", "one", "host", 1)
     key = json.dumps(["\x1b[2Jgroup", "\x1b]0;member"]).encode()
     strangers = [(b"key", b"value"), (key, b"{}"), (None, None), (key, b'{"version":7}')]
-    report = encode_report(sender, {}, {}, {"sequence": 1, "interval_s": 2.0, "uptime_s": 1.0})
+    report = encode_report(sender, {}, {}, {"sequence": 1, "interval_s": 60.0, "uptime_s": 1.0})
     command = [sys.executable, "-m", "penstock", "status", "--watch", "--report-topic", topic]
 
     produce(broker.bootstrap_servers, topic, strangers)
@@ -99,6 +99,7 @@ def test_strangers_records_break_nothing_a_watch_goes_on_until_it_is_ended_and_a
         counted = next(line for line in process.stdout if "ignored records, which are no reports" in line)
         process.send_signal(signal.SIGINT)
         code = process.wait(60)
+    produce(broker.bootstrap_servers, topic, [(sender.key, report.replace(b":60.0", b":0.5"))])
     silent = on_broker("status", "--report-topic", topic)
 
     assert (empty.code, "no member reports" in empty.err) == (1, True)
