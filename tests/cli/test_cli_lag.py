@@ -79,10 +79,10 @@ def test_the_oldest_message_that_is_not_done_is_found_behind_what_is_done_and_wh
     ]
     assert (found["group"], found["lag"], found["not_done"], found["unknown"]) == (group, 14, 10, 1)
     assert round(found["oldest_age_s"] / 3600) == 7
-    assert [topic, "0", "2", "6", "4", "2", "2", "2", "7", "h", "0", "min"] in rows(printed.out)
+    assert [topic, "0", "2", "6", "4", "2", "2", "2", "7", "h"] in [row[:10] for row in rows(printed.out)]
     assert "lag 14 in 5 partitions (and 1 with unknown lag), 10 of it not done" in printed.out
     assert ("lag unknown in 1 partition" in unknown.out, unknown_json["lag"]) == (True, None)
-    assert f"; the oldest, {topic}:0@2, is 7 h 0 min old" in printed.out
+    assert f"; the oldest, {topic}:0@2, is 7 h " in printed.out
     assert [topic, "4", "0", "4", "4", "0", "4", "-", "-"] in rows(printed.out)
     assert [topic, "4", "0", "4", "4", "0", "4", "0"] in [row[:8] for row in rows(uncommitted.out)]
     assert (silent.code, f"no record of {topic}:4 arrived within 0.2 s" in silent.err) == (1, True)
