@@ -79,6 +79,7 @@ def test_a_group_with_members_is_listed_with_them_and_is_not_moved(
     with closing(Consumer({**settings, "enable.auto.commit": False})) as member:
         member.subscribe([topic])
         wait_until(lambda: member.poll(0.1) is None and member.assignment())
+        wait_until(lambda: "is stable" in offsets("ls", group).out)  # brokers hear of it after the member
         listed = offsets("ls", group)
         refused = offsets("reset", group, "--to", "earliest")
         tried = offsets("reset", group, "--to", "earliest", "--dry-run")
