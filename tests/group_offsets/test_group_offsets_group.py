@@ -44,9 +44,9 @@ class CommittingAdmin(FakeAdmin):
         return {asked[0].group_id: answer}
 
 
-def write(monkeypatch: pytest.MonkeyPatch, *answers: int | None) -> int:
+def write(monkeypatch: pytest.MonkeyPatch, *answers: int | None, budget_s: float = 0.2) -> int:
     """Commit an offset by an admin client that answers so; return how often it was asked."""
-    monkeypatch.setattr(module, "_RETRY_BUDGET_S", 0.2)
+    monkeypatch.setattr(module, "_RETRY_BUDGET_S", budget_s)
     monkeypatch.setattr(module, "_RETRY_DELAY_S", 0.01)
     group, admin = Group("127.0.0.1:1", {"log_level": 0, "sasl.username": "ops"}, "sms"), CommittingAdmin(*answers)
     monkeypatch.setattr(group, "_admin", admin)
@@ -63,7 +63,7 @@ def test_a_group_that_is_no_name_is_refused_and_costs_no_process(name: str) -> N
 def test_what_may_pass_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     passing = KafkaError._TRANSPORT, KafkaError._TIMED_OUT, KafkaError.COORDINATOR_LOAD_IN_PROGRESS, None
 
-    assert write(monkeypatch, *passing) == 4
+    assert write(monkeypatch, *passing, budget_s=60.0) == 4
 
 
 @pytest.mark.parametrize(
