@@ -36,7 +36,7 @@ def settings(broker: DevBroker, topic_numbers: Iterator[int]) -> CommandSettings
 
 def asked(broker: DevBroker, settings: CommandSettings, command: Command, **options: object) -> list[AuditRecord]:
     sender = CommandSender(broker.bootstrap_servers, {}, settings)
-    return sender.ask(command, **options)  # type: ignore[arg-type] # the test's
+    return sender.ask(command, **{"timeout": 60.0, **options})  # type: ignore[arg-type] # the test's
 
 
 def command(name: str, group: str, member: str | None = None, **fields: object) -> Command:
