@@ -103,7 +103,7 @@ def test_show_finds_the_newest_beyond_transaction_markers_and_one_whose_headers_
     for number in range(4):
         producer.begin_transaction()
         producer.produce(letters, f"letter {number}".encode())
-        producer.commit_transaction(20)
+        producer.commit_transaction(60)
     wait_for_markers(broker.bootstrap_servers, letters)
 
     unreadable = on_broker("dlq", "show", f"{letters}:0@0")

@@ -174,7 +174,7 @@ def test_letters_that_the_topic_no_longer_keeps_are_passed_by_and_so_are_offsets
     put(servers, letters, value=b"%d", headers=origin_headers(original), count=5)
     replay(letters, "--limit", "1")
     for future in admin.delete_records([TopicPartition(letters, 0, 3)]).values():
-        future.result(20)
+        future.result(60)
 
     replay(letters)
     stand(servers, REPLAY_GROUP, letters, 0, 1000)

@@ -37,7 +37,7 @@ def test_a_child_ends_with_the_code_or_the_signal_of_its_command(tmp_path: Path,
     with (tmp_path / "log").open("wb") as log:
         child = Child(["sh", "-c", f"echo hello; {end}"], stdout=log, stderr=log)
 
-    found = child.wait(20)
+    found = child.wait(60)
     child.close()
 
     assert found == code
@@ -58,7 +58,7 @@ def test_a_suspended_child_stands_still_with_all_its_threads_before_the_call_ret
         seen.append((answers, stopped, states(pid)))
     runs, suspended = child.wait(0), child.suspend()
     child.signal(signal.SIGKILL)
-    code = child.wait(20)
+    code = child.wait(60)
     after = child.suspend(), child.resume()
     child.close()
 
@@ -112,7 +112,7 @@ def test_a_command_hears_of_its_children_though_this_process_ignores_its_own(tmp
     finally:
         signal.signal(signal.SIGCHLD, former)
 
-    child.wait(20)
+    child.wait(60)
     child.close()
 
     ignored = int(log.read_text().split()[1], 16)
@@ -134,7 +134,7 @@ def test_a_killed_parent_takes_the_child_along_even_where_its_fork_holds_the_pip
         pid, fork = (int(word) for word in parent.stdout.readline().split())
         try:
             os.kill(parent.pid, signal.SIGKILL)
-            parent.wait(20)
+            parent.wait(60)
 
             wait_until(lambda: not alive(pid))
             wait_until(lambda: not folder.exists())

@@ -46,13 +46,13 @@ class KafkaTransaction:
 
     def produce(self, topic: str, value: bytes, *, partition: int) -> None:
         self._producer.produce(topic, value, partition=partition)
-        assert self._producer.flush(20) == 0
+        assert self._producer.flush(60) == 0
 
     def commit(self) -> None:
-        self._producer.commit_transaction(20)
+        self._producer.commit_transaction(60)
 
     def abort(self) -> None:
-        self._producer.abort_transaction(20)
+        self._producer.abort_transaction(60)
 
 
 class KafkaWorld:
@@ -69,7 +69,7 @@ class KafkaWorld:
 
     def delete_before(self, offset: int) -> None:
         point = TopicPartition(self.topic, 0, offset)
-        self._admin.delete_records([point])[point].result(20)
+        self._admin.delete_records([point])[point].result(60)
 
     def pass_time(self, seconds: float) -> None:
         # On a real broker, time passes by itself.
@@ -111,7 +111,7 @@ class Client:
     def _assign(self, _client: object, partitions: list[TopicPartition]) -> None:
         if partitions:
             self.events.append(("assign", tuple(sorted(partition.partition for partition in partitions))))
-        self.client.incremental_assign(self.client.committed(partitions, timeout=20) if partitions else [])
+        self.client.incremental_assign(self.client.committed(partitions, timeout=60) if partitions else [])
 
     def _revoke(self, _client: object, partitions: list[TopicPartition]) -> None:
         self.events.append(("revoke", tuple(sorted(partition.partition for partition in partitions))))
@@ -166,7 +166,7 @@ class Client:
 
     def committed(self, *partitions: int) -> Seen:
         points = [TopicPartition(self.topic, number) for number in partitions or (0,)]
-        return [(one.offset, one.metadata, one.error) for one in self.client.committed(points, timeout=20)]
+        return [(one.offset, one.metadata, one.error) for one in self.client.committed(points, timeout=60)]
 
 
 def refusal(call: Callable[[], object]) -> str | None:

@@ -33,7 +33,7 @@ def markers_and_aborted_ranges(world: World) -> Seen:
     client.until(lambda: client.position() == 7)
     world.produce(b"7")
     seen += client.take(1)
-    seen += [client.position(), client.client.get_watermark_offsets(TopicPartition(world.topic, 0), timeout=20)]
+    seen += [client.position(), client.client.get_watermark_offsets(TopicPartition(world.topic, 0), timeout=60)]
     client.client.close()
     return seen
 
@@ -47,8 +47,8 @@ def open_transactions(world: World) -> Seen:
     curious = Client(world, group=f"{world.group}-other", isolation_level="read_uncommitted")
     place = TopicPartition(world.topic, 0)
     seen = [client.take(1), client.idle(), client.position(), curious.take(3)]
-    seen += [client.client.get_watermark_offsets(place, timeout=20)]
-    seen += [curious.client.get_watermark_offsets(place, timeout=20)]
+    seen += [client.client.get_watermark_offsets(place, timeout=60)]
+    seen += [curious.client.get_watermark_offsets(place, timeout=60)]
     tx.commit()
     seen += [client.take(2)]
     client.until(lambda: client.position() == 4)
@@ -108,7 +108,7 @@ def pausing(world: World) -> Seen:
     seen += [refusal(lambda: client.client.incremental_assign([TopicPartition(world.topic, 0, 0)]))]
     seen += [refusal(lambda: client.client.incremental_unassign([TopicPartition(world.topic, 5)]))]
     seen += [[one.offset for one in client.client.position([TopicPartition(world.topic, 9)])]]
-    seen += [refusal(lambda: client.client.get_watermark_offsets(TopicPartition(world.topic, 9), timeout=20))]
+    seen += [refusal(lambda: client.client.get_watermark_offsets(TopicPartition(world.topic, 9), timeout=60))]
     client.client.close()
     seen += [client.events, refusal(client.client.close), refusal(lambda: client.client.poll(0))]
     return seen
