@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from handler_log import logging_handler, read_log
 from pyspark.sql import DataFrame, SparkSession
+from streams import read_to_end
 
 from kafka_tools import produce
 from penstock.consumer import Handler, handler
@@ -160,7 +161,7 @@ def test_rows_of_a_query_stay_where_they_are_read(
     work = {topic: handler(nothing, order="partition")}
 
     query = read.writeStream.foreachBatch(lambda rows, _: plans.append(plan_of(spread(rows, work, 1))))
-    query.option("checkpointLocation", str(tmp_path)).trigger(availableNow=True).start().awaitTermination(120)
+    read_to_end(query.option("checkpointLocation", str(tmp_path)).trigger(availableNow=True).start)
 
     assert [LANE in plan for plan in plans] == [False]
 

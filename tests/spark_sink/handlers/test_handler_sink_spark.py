@@ -10,7 +10,7 @@ import pytest
 from handler_log import judge, logging_handler, read_log
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQuery
-from streams import SPARK_S
+from streams import SPARK_S, read_to_end
 
 from kafka_tools import produce, read_all
 from penstock.consumer import handler, retry
@@ -81,8 +81,7 @@ def test_a_key_with_a_fifth_of_all_keeps_its_order_through_failures_and_a_stop_i
     wait_until(lambda: not Path(f"/proc/{killed}").exists())
     before = read_log(log)
     (log / "go").touch()
-    second = start()
-    assert second.awaitTermination(120)
+    second = read_to_end(start)
 
     assert second.exception() is None
     # The fault: a batch was begun, messages of it were handled, and it was not finished.
