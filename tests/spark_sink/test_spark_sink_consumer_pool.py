@@ -95,8 +95,8 @@ def test_a_topic_that_was_created_again_is_read_by_a_consumer_that_has_read_the_
     options = options_for(broker, topic, **{"kafkaConsumer.pollTimeoutMs": "30000"})
     assert read(options, pool, OffsetRange(topic, 0, 0, 500)) == {(topic, 0): list(range(500))}
 
-    next(iter(admin.delete_topics([topic]).values())).result(20)
-    wait_until(lambda: topic not in admin.list_topics(timeout=10).topics)
+    next(iter(admin.delete_topics([topic]).values())).result(60)
+    wait_until(lambda: topic not in admin.list_topics(timeout=60).topics)
     ensure_topics(admin, [TopicSpec(topic, 1)])
     write(topic, 0, [(None, b"0 %d" % n) for n in range(20)])
 
@@ -112,7 +112,7 @@ def test_a_task_that_fails_or_is_given_up_leaves_no_consumer(  # noqa: PLR0917 -
     given_up: Any = read_ranges(options, [OffsetRange(topic, 0, 0, 6_000)], pool)
     next(given_up)
     given_up.close()
-    assert next(iter(admin.delete_records([TopicPartition(topic, 0, 40)]).values())).result(20).low_watermark == 40
+    assert next(iter(admin.delete_records([TopicPartition(topic, 0, 40)]).values())).result(60).low_watermark == 40
 
     with pytest.raises(SourceError, match=r":0: offsets from 0 are not in the log, which begins at 40"):
         read(options, pool, OffsetRange(topic, 0, 0, 60))

@@ -198,7 +198,7 @@ def test_what_an_operator_takes_back_and_a_recreated_ledger_are_seen_by_a_kept_r
     one.target = replace(one.target, ledger=own, name=f"{one.target.name}-again")
     assert one.applied(0, 4, 0) == [0, 0]
     admin.delete_topics([own])[own].result(30)
-    wait_until(lambda: own not in admin.list_topics(timeout=10).topics)
+    wait_until(lambda: own not in admin.list_topics(timeout=60).topics)
     ensure_topics(admin, [TopicSpec(own, PARTITIONS, TOPIC_CONFIG)])
     assert one.applied(0, 4, 0) == [0, 0]
 

@@ -149,7 +149,7 @@ def test_a_query_ends_behind_its_batch_unless_time_or_another_replica_forbids_it
         stage.fleet.mine = frozenset(["orders"])
         wait_until(lambda: world.supervised.state is SinkState.RUNNING)
         assert (len(world.started), world.restarts) == (2, 0)
-        assert stage.sinks.stop(5)
+        assert stage.sinks.stop(60)
     assert stage.fleet.has_left
 
 
@@ -161,7 +161,7 @@ def test_the_offsets_of_the_group_follow_the_slowest_of_the_sinks_that_read_a_pa
         world.now += 10
 
     wait_until(lambda: stage.fleet.committed == {("orders", 0): 3})
-    stage.sinks.stop(5)
+    stage.sinks.stop(60)
 
 
 def test_a_query_that_waits_for_its_restart_is_not_started_any_more() -> None:
@@ -169,7 +169,7 @@ def test_a_query_that_waits_for_its_restart_is_not_started_any_more() -> None:
     stage.world.query.end(ValueError("no room"))
     wait_until(lambda: stage.world.supervised.state is SinkState.WAITING)
 
-    assert stage.sinks.stop(5)
+    assert stage.sinks.stop(60)
 
     assert (stage.world.supervised.state, len(stage.world.started)) == (SinkState.STOPPED, 1)
     assert stage.sinks.ended
@@ -180,7 +180,7 @@ def test_a_query_that_does_not_start_has_those_before_it_stopped_and_leaves_the_
 
     with pytest.raises(ConfigurationError, match="wrong"):
         stage.start()
-    stage.sinks.stop(5)
+    stage.sinks.stop(60)
 
     assert (stage.world.query.stops, stage.worlds[1].started) == (1, [])
     assert stage.fleet.has_left
@@ -207,7 +207,7 @@ def test_a_spark_that_is_gone_ends_the_app_with_a_sentence_and_all_queries_end(
     with pytest.raises(SinkError, match="Spark does not answer for the query orders: ConnectionRefusedError"):
         stage.sinks.raise_failure()
     stage.worlds[1].supervised.state = SinkState.RUNNING  # as where it goes during the stop
-    stage.sinks.stop(5)
+    stage.sinks.stop(60)
     assert [world.query.stops for world in stage.worlds] == [1, 0, 1]
     assert "Spark did not stop the query orders" in caplog.text
 
@@ -220,5 +220,5 @@ def test_a_fleet_that_breaks_down_stops_all_queries_and_the_app() -> None:
 
     with pytest.raises(SinkError, match="the app cannot share its sinks out any more: KeyError"):
         stage.sinks.raise_failure()
-    stage.sinks.stop(5)
+    stage.sinks.stop(60)
     assert stage.fleet.has_left
