@@ -76,7 +76,7 @@ def test_states_come_again_and_again_and_history_with_the_first_and_after_one_of
         others = [state(url, after) for after in ("1e12", "inf", "nan")]
         unread = request(url, "/api/groups?after=now")
 
-    assert first["history"]["series"]["lag"] == [None]
+    assert set(first["history"]["series"]["lag"]) == {None}  # two points on a busy machine
     assert second["made"] > first["made"]
     assert [unread.status, *("history" in other for other in others)] == [422, True, True, True]
 
