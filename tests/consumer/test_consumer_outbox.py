@@ -199,12 +199,12 @@ def test_no_handler_that_ends_within_the_budget_of_a_revocation_is_called_again(
 
     def member() -> penstock.App:
         options: dict[str, Any] = {"exactly_once": exactly_once, "config": {"heartbeat.interval.ms": 200}}
-        app = penstock.App(source, bootstrap_servers=servers, revoke_timeout=60.0, **options)
+        app = penstock.App(source, bootstrap_servers=servers, revoke_timeout=200.0, **options)
 
         @app.handler(source)
         def copy(message: Message) -> penstock.Outgoing:
             calls[message.value] += 1
-            release.wait(60)
+            release.wait(200)
             return penstock.Outgoing(target, message.value)
 
         return app
@@ -216,7 +216,7 @@ def test_no_handler_that_ends_within_the_budget_of_a_revocation_is_called_again(
             wait_until(lambda: not all(assignment.active for assignment in engine.assignments.all()))
             release.set()
             # Long before its budget is over.
-            wait_until(lambda: first.statistics().revoked and second.statistics().partitions, timeout=30)
+            wait_until(lambda: first.statistics().revoked and second.statistics().partitions, timeout=100)
             wait_until(lambda: sum(point.offset for point in committed(servers, source, source, 4).values()) == 4)
 
     assert calls == Counter([b"0", b"1", b"2", b"3"])
@@ -246,7 +246,7 @@ def test_what_a_handler_ends_in_a_stop_without_a_drain_is_published(
         return penstock.Outgoing(target, message.value)
 
     running = app.start()
-    wait_until(lambda: committed(servers, source, source, 1)[0].offset == 1, timeout=30)
+    wait_until(lambda: committed(servers, source, source, 1)[0].offset == 1)
     with pytest.raises(penstock.PenstockError, match="failed"):
         running.stop()
 
