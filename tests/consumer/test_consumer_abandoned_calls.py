@@ -266,8 +266,8 @@ def test_results_of_the_slice_in_which_a_call_hangs_are_published_by_the_thread_
             slot.slice_size = 10  # as behind quick messages
         for value in (b"last", b"hang"):
             broker.produce("t", value, key=b"k")
-        until(lambda: consumer.statistics().received == 2)
-        wait_until(lambda: hangs.hangs == 1)  # while the clock stands, so that the slice lasts
+        until(lambda: consumer._engine.counts.received == 2)  # `statistics` would publish the result
+        wait_until(lambda: hangs.hangs == 1)  # the slice lasts, because the clock stands
         waiting = [len(slot.results) for slot in consumer._executor.slots if slot.record is not None]
         hang_over(until, broker, lambda: True)
         until(lambda: broker.records("results"))
