@@ -241,7 +241,8 @@ def test_the_store_reads_the_latest_status_of_each_coordinator_and_passes_over_w
 
 def test_what_stands_behind_an_open_transaction_is_waited_for_and_then_left_out(bench: Bench) -> None:
     sent = bench.producer().send(bench.topic, value=b"1")
-    writer = Producer({"bootstrap.servers": bench.servers, "transactional.id": bench.topic})
+    lasting = {"transactional.id": bench.topic, "transaction.timeout.ms": 600_000}
+    writer = Producer({"bootstrap.servers": bench.servers, **lasting})
     writer.init_transactions(30)
     writer.begin_transaction()
     writer.produce(bench.topics.done, b"of nobody", partition=0)
