@@ -54,7 +54,8 @@ def driver_connect(database: TestDatabase, **more: Any) -> Connect:
     """Return what opens a connection of the database's own driver."""
     url = sa.make_url(database.url)
     if database.kind == "sqlite":
-        return lambda: sqlite3.connect(url.database or "", **more)
+        # Five seconds for a lock may pass on a busy machine.
+        return lambda: sqlite3.connect(url.database or "", **{"timeout": 60.0, **more})
     if database.kind == "postgresql":
         return lambda: psycopg.connect(database.url.replace("postgresql+psycopg", "postgresql"), **more)
     place: dict[str, Any] = {"host": url.host, "port": url.port, "user": url.username, "database": url.database}
