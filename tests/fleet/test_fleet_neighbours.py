@@ -51,7 +51,7 @@ def test_a_process_reports_hears_commands_and_is_ready_again_when_its_topic_or_i
             wait_until(lambda: sequence() and not reasons(endpoints, "/readyz"))
 
             answered(admin.delete_topics([reports])[reports], 60)
-            wait_until(lambda: not sequence(), 120)
+            wait_until(lambda: reports not in admin.list_topics(timeout=60).topics, 120)
             wait_until(sequence, 120)
 
             reachable.close()
