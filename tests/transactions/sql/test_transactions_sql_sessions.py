@@ -151,6 +151,21 @@ def test_sessions_of_a_server_that_was_demoted_are_dropped(sql_bench: SqlBench) 
 
 
 @POSTGRESQL
+def test_statements_that_waited_too_long_for_a_lock_leave_no_session_on_the_server(sql_bench: SqlBench) -> None:
+    assert sql_bench.sql_store
+    mine = "datname = current_database() AND wait_event_type = 'Lock'"
+    store = store_of(sql_bench, sql_bench.database, statement_timeout=0.5)
+    with sa.create_engine(sql_bench.database.url).begin() as holder:
+        holder.exec_driver_sql("LOCK TABLE penstock_tx IN ACCESS EXCLUSIVE MODE")
+        with pytest.raises(sa.exc.OperationalError, match="lock"), store.database.read() as connection:
+            connection.execute(sa.text("SELECT count(*) FROM penstock_tx"))
+
+        count = f"SELECT count(*) FROM pg_stat_activity WHERE {mine}"  # noqa: S608 - no input
+        wait_until(lambda: sql_bench.database.rows(count) == [(0,)])
+    store.database.close()
+
+
+@POSTGRESQL
 @pytest.mark.parametrize(("query", "prepares"), [({}, False), ({"prepare_threshold": "0"}, True)])
 def test_statements_are_prepared_on_the_server_only_where_the_address_says_so(
     sql_bench: SqlBench, query: dict[str, str], *, prepares: bool

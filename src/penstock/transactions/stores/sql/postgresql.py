@@ -6,6 +6,7 @@ kernel acknowledges sent packets. A demoted server answers, and refuses every wr
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Generator, Mapping
@@ -17,12 +18,24 @@ import sqlalchemy as sa
 from penstock.errors import ConfigurationError
 
 _THRESHOLD = "prepare_threshold"
+#: Seconds that the request to cancel a statement may take.
+_CANCEL_BUDGET_S = 1.0
 
 
 class _BoundedConnection(psycopg.Connection[Any]):
     """A session that waits at most `limit_s` seconds for each answer, and is closed if none comes."""
 
     limit_s = math.inf
+    # An older client library would wait for the answer to the request without a limit.
+    _may_cancel = psycopg.capabilities.has_cancel_safe()
+
+    def commit(self) -> None:
+        """Commit. It is never cancelled: the server would no longer wait for its synchronous standbys."""
+        may_cancel, self._may_cancel = self._may_cancel, False
+        try:
+            super().commit()
+        finally:
+            self._may_cancel = may_cancel
 
     def wait(self, gen: Any, *args: Any, **more: Any) -> Any:
         """Wait as psycopg does: it resumes the generator every 0.1 s."""
@@ -35,9 +48,15 @@ class _BoundedConnection(psycopg.Connection[Any]):
             while True:
                 ready = yield wanted
                 if not ready and time.monotonic() >= deadline:
+                    if self._may_cancel:
+                        # A server does not notice a closed session while its statement waits for a lock: each try would
+                        # leave one more session there.
+                        with contextlib.suppress(psycopg.Error):
+                            self.cancel_safe(timeout=_CANCEL_BUDGET_S)
                     self.pgconn.finish()
                     raise psycopg.OperationalError(
-                        f"the database did not answer within {self.limit_s:g} s; the session is dropped"
+                        f"the database did not answer within {self.limit_s:g} s, as if a lock is held or the server "
+                        "hangs; the session is dropped"
                     )
                 wanted = gen.send(ready)
         except StopIteration as end:
