@@ -89,7 +89,12 @@ def test_what_coordinators_show_adds_up_to_the_store(sql_bench: SqlBench) -> Non
 
 @pytest.mark.thorough
 @ONE_DATABASE
-def test_a_shard_with_a_locked_row_does_not_block_the_other_shards(sql_bench: SqlBench) -> None:
+@pytest.mark.parametrize(
+    ("locked", "owned"), [("penstock_shard WHERE number = 0", 3), ("penstock_tx WHERE shard = 0", 4)]
+)
+def test_a_shard_with_a_locked_row_does_not_block_the_other_shards(
+    sql_bench: SqlBench, locked: str, owned: int
+) -> None:
     sql_bench.shards = 4
     send(sql_bench, range(20))
     of_others = sql_bench.database.rows("SELECT count(*) FROM penstock_tx WHERE shard <> 0")[0][0]
@@ -97,10 +102,10 @@ def test_a_shard_with_a_locked_row_does_not_block_the_other_shards(sql_bench: Sq
 
     holder = sa.create_engine(sql_bench.database.url, poolclass=NullPool).connect()
     with holder, holder.begin():
-        holder.exec_driver_sql("SELECT * FROM penstock_shard WHERE number = 0 FOR UPDATE")
+        holder.exec_driver_sql(f"SELECT * FROM {locked} FOR UPDATE")  # noqa: S608 - no input
         coordinator = sql_bench.coordinator(**OPTIONS)
-        statistics = counted(coordinator, committed=of_others, partitions=3)
-        assert (statistics.committed, statistics.partitions) == (of_others, 3)
+        statistics = counted(coordinator, committed=of_others, partitions=owned)
+        assert (statistics.committed, statistics.partitions) == (of_others, owned)
         assert statistics.pending == 20 - of_others
 
     settled(coordinator, committed=20, partitions=4)

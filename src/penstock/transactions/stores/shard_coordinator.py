@@ -2,7 +2,8 @@
 
 `StoreShards` hides what differs between the stores: the owned shards, their decided messages and their due checks. The
 coordinator's thread only talks to the store. A relay publishes its shard on threads of its own. So leases are renewed
-and checks are sent even when Kafka hangs. After a transient error of the store, the next round continues.
+and checks are sent even when Kafka hangs. After a transient error of the store, the other parts of the round continue:
+only a row that this part needs may be locked.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 
@@ -61,6 +62,8 @@ class ShardCoordinator(StoreCoordinator):
         # closed relays.
         self._relays: dict[int, Relay] = {}
         self._slow_calls: dict[int, str] = {}
+        # By part of the round that failed: the monotonic second of its next try.
+        self._retry_at: dict[str, float] = {}
         self._former_groups = self._former_recoveries = 0
         self._trim_at = time.monotonic() + _TRIM_INTERVAL_S
 
@@ -125,21 +128,34 @@ class ShardCoordinator(StoreCoordinator):
         for number in [number for number in self._relays if number not in shards.owned]:
             self._drop(number)
         self._clients.targets.look_now_and_then(time.monotonic())
-        self._check(shards)
+        self._attempt("checks", partial(self._check, shards))
         busy = False
         for number in sorted(shards.owned):
             if self._stopping.is_set():
                 break
-            busy |= self._publish(shards, number)
+            busy |= bool(self._attempt(f"shard {number}", partial(self._publish, shards, number)))
         if time.monotonic() >= self._trim_at:
             self._trim_at = time.monotonic() + _TRIM_INTERVAL_S
             for relay in self._relays.values():
                 relay.trim()
-            shards.purge()
+            self._attempt("the purge", shards.purge)
         for number, relay in self._relays.items():
             self._note_slow_call(shards, number, *relay.slow_call())
         self._count(shards.counts)
         return busy
+
+    def _attempt(self, part: str, act: Callable[[], bool | None]) -> bool | None:
+        """Do a part of the round. After a transient error it waits as long as it took, so that the others have time."""
+        began = time.monotonic()
+        if began < self._retry_at.get(part, 0.0):
+            return None
+        try:
+            return act()
+        except self._store.transient_errors as error:
+            now = time.monotonic()
+            self._retry_at[part] = now + max(_RETRY_DELAY_S, now - began)
+            self._ration.warn(part, "%s: %s failed: %s; trying again", self._label, part, cause_of(error))
+            return None
 
     def _check(self, shards: StoreShards) -> None:
         """Send due checks; hand transactions with exhausted checks to the discard policy."""
