@@ -28,14 +28,19 @@ def parse_database_url(text: str) -> sa.URL:
             raise ConfigurationError(
                 "url names an SQLite database in memory, which ends with each connection; name a file"
             )
-        return url
-    if url.drivername in ("postgresql", "postgresql+psycopg"):
-        return url.set(drivername="postgresql+psycopg")
-    if url.drivername in ("mysql", "mysql+pymysql", "mariadb", "mariadb+pymysql"):
+    elif url.drivername in ("postgresql", "postgresql+psycopg"):
+        url = url.set(drivername="postgresql+psycopg")
+    elif url.drivername in ("mysql", "mysql+pymysql", "mariadb", "mariadb+pymysql"):
         if not url.database:
             raise ConfigurationError("url names no database of the server; write mysql+pymysql://user@host/database")
-        return url.set(drivername="mysql+pymysql")
-    raise ConfigurationError(
-        f"url names {url.drivername}, which penstock does not know; use sqlite with a file, postgresql+psycopg, or "
-        "mysql+pymysql"
-    )
+        url = url.set(drivername="mysql+pymysql")
+    else:
+        raise ConfigurationError(
+            f"url names {url.drivername}, which penstock does not know; use sqlite with a file, postgresql+psycopg, or "
+            "mysql+pymysql"
+        )
+    try:
+        url.get_dialect()().create_connect_args(url)
+    except (sa.exc.ArgumentError, ValueError) as error:
+        raise ConfigurationError(f"an option in the query of url has a wrong value: {error}") from error
+    return url

@@ -88,6 +88,7 @@ def database(url: str) -> Iterator[Database]:
     try:
         import sqlalchemy as sa
 
+        from penstock.transactions.connections import cause_of
         from penstock.transactions.stores.sql.database import Database
     except ImportError as error:
         raise ConfigurationError("--sql needs the extra sql: pip install 'penstock[sql]'") from error
@@ -96,8 +97,8 @@ def database(url: str) -> Iterator[Database]:
         yield found
     except sa.exc.SQLAlchemyError as error:
         raise StoreConnectionError(
-            f"the database {found.engine.url.database or ''} cannot be used: {type(error).__name__}; check that it "
-            "runs, and the permissions of this user"
+            f"the database {found.engine.url.database or ''} cannot be used: {cause_of(error)}; check its "
+            "address, that it runs, and the permissions of this user"
         ) from error
     finally:
         found.close()

@@ -131,8 +131,12 @@ def test_wrong_addresses_and_a_lost_database_are_reported_without_the_password()
         with pytest.raises(ConfigurationError, match="url") as caught:
             SqlStore(url, bootstrap_servers="127.0.0.1:1")
         assert "hidden" not in str(caught.value)
+    for option in ("postgresql://h/d?port=x", "mysql://h/d?connect_timeout=x", "sqlite:///file.db?timeout=x"):
+        with pytest.raises(ConfigurationError, match=r"option in the query of url.*x"):
+            SqlStore(option, bootstrap_servers="127.0.0.1:1")
     store = SqlStore("postgresql://user:hidden@127.0.0.1:1/none", bootstrap_servers="127.0.0.1:1")
-    for ask in (store.start, Coordinator(store=store).start):
+    refused = SqlStore("mysql://user:hidden@127.0.0.1:1/none?unknown=1", bootstrap_servers="127.0.0.1:1")
+    for ask in (store.start, Coordinator(store=store).start, refused.start):
         with pytest.raises(StoreConnectionError, match="address") as caught:
             ask()
         assert "hidden" not in str(caught.value)

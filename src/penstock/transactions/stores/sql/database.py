@@ -81,6 +81,7 @@ class Database:
             else:
                 connect_args = connect | _mysql_settings(math.ceil(limit_s))
                 self.engine = sa.create_engine(parsed, connect_args=connect_args, **options)
+                sa.event.listen(self.engine, "do_connect", _connect_mysql)
         sa.event.listen(self.engine, "handle_error", _drop_unusable_session)
         self._statements: dict[str, sa.Executable] = {}
         #: Seconds since 1970, by the database's clock.
@@ -157,6 +158,14 @@ def _mysql_settings(limit_s: int) -> dict[str, Any]:
     # The server ends a wait for a lock, and rolls back. The client ends the wait for a server that does not answer.
     answer_s = limit_s + 1
     return {"charset": "utf8mb4", "init_command": session, "read_timeout": answer_s, "write_timeout": answer_s}
+
+
+def _connect_mysql(dialect: sa.Dialect, _record: object, args: list[Any], settings: dict[str, Any]) -> Any:
+    """Open a session. An option of the address that the driver refuses is an error of the database, too."""
+    try:
+        return dialect.connect(*args, **settings)
+    except (TypeError, ValueError, OSError) as error:
+        raise dialect.loaded_dbapi.OperationalError(f"an option of its address is wrong: {error}") from error
 
 
 def _set_up_sqlite(connection: Any, _record: object) -> None:
