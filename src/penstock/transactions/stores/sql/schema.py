@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import sqlalchemy as sa
@@ -167,9 +168,15 @@ def create(database: Database, shards: int) -> tuple[str, int]:
 
     Raises `ConfigurationError` if they are of another version.
     """
-    with database.begin() as connection:
+    with ExitStack() as stack:
+        # Two sessions that create the tables at once would fail.
+        if database.kind == "mysql":
+            lock = stack.enter_context(database.read())
+            lock.exec_driver_sql("SELECT GET_LOCK('penstock store', @@lock_wait_timeout)")
+            # The end of its session releases it, after the commit below.
+            stack.callback(lock.invalidate)
+        connection = stack.enter_context(database.begin())
         if database.kind == "postgresql":
-            # `CREATE ... IF NOT EXISTS` fails if two sessions run it at once.
             connection.execute(sa.text("SELECT pg_advisory_xact_lock(hashtextextended('penstock store', 0))"))
         if database.kind in _NUMBERS:
             connection.exec_driver_sql(_NUMBERS[database.kind])
