@@ -9,6 +9,7 @@ import subprocess
 import tempfile
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,11 @@ from transaction_tools import child, kill, line_of
 from databases import TestDatabase
 from kafka_tools import read_all
 from penstock.devbroker import DevBroker
+from penstock.errors import StoppedError
+from penstock.transactions import Coordinator
 from penstock.transactions.publishing.publisher import NotPublishedError, Publisher
+from penstock.transactions.stores.sql import schema
+from penstock.transactions.stores.sql.store import SqlStore
 from penstock.transactions.wire.ops import Verdict
 from telemetry_tools import Recorded
 from waiting import wait_until
@@ -250,3 +255,36 @@ def _answers(database: TestDatabase) -> bool:
         return bool(database.rows("SELECT 1"))
     except sa.exc.OperationalError:
         return False
+
+
+def test_stores_that_start_at_once_make_the_tables_once(sql_bench: SqlBench) -> None:
+    stores = [sql_bench.make_store() for _ in range(4)]
+    with ThreadPoolExecutor(len(stores)) as pool:
+        list(pool.map(SqlStore.start, stores))
+    for store in stores:
+        store.stop(10)
+
+    assert len({store.uuid for store in stores}) == 1
+
+
+def test_tables_that_were_made_again_end_their_coordinator_and_keep_what_former_senders_send(
+    sql_bench: SqlBench,
+) -> None:
+    sql_bench.shards = 4
+    former = Coordinator(store=sql_bench.make_store(), session_timeout=1.0).start()
+    send(sql_bench, range(4))
+    wait_until(lambda: former.statistics().committed == 4)
+    with sql_bench.sql_store.database.begin() as connection:
+        schema.metadata.drop_all(connection)
+    sql_bench.shards = 1
+    again = sql_bench.make_store()
+    again.start()
+    send(sql_bench, range(4, 20))
+
+    assert former.wait(60)
+    with pytest.raises(StoppedError, match="made again"):
+        former.stop()
+    with Coordinator(store=again) as coordinator:
+        settled(coordinator, committed=16)
+    again.stop(10)
+    assert Counter(sql_bench.seen()) == Counter(b"%d" % number for number in range(20))

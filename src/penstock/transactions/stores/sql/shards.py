@@ -12,6 +12,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from penstock.clients.bounded_calls import BriefQuestion
+from penstock.errors import StoreDamagedError
 from penstock.transactions.model import CoordinatorStatistics
 from penstock.transactions.stores.shards import CheckTerms, DueCheck, StoreShards
 from penstock.transactions.stores.sql import schema
@@ -85,7 +86,18 @@ class SqlShards(StoreShards):
         share = self._share()
         while len(self._leases) < share and (new := Lease.take(self._database, self._coordinator, self._session_s)):
             self._leases[new.number] = new
+        self._require_same_tables()
         self.leaving = set(sorted(self._leases)[share:])
+
+    def _require_same_tables(self) -> None:
+        """Raise an error if the tables were made again: they have another done log and other transactional ids."""
+        with self._database.read() as connection:
+            uuid = connection.execute(sa.select(schema.store.c.uuid)).scalar()
+        if not self.name.endswith(f".sql-{uuid}"):
+            raise StoreDamagedError(
+                "the tables penstock_* of the SQL store were dropped and made again while its coordinator ran, and "
+                "what they held is gone; start the coordinator again"
+            )
 
     def _share(self) -> int:
         """Return the number of shards that this coordinator should have among the living ones."""
@@ -160,6 +172,7 @@ class SqlShards(StoreShards):
     def purge(self) -> None:
         """Delete settled transactions and heartbeats that are old, and drawn numbers. The next call goes on."""
         tx, now = schema.tx, self._database.now
+        self._move_astray()
         is_discarded = tx.c.state == schema.DISCARD
         self._purge(tx, "id", (tx.c.settled_at < now - _SETTLED_KEPT_S) & ~is_discarded)
         self._purge(tx, "id", (tx.c.settled_at < now - _DISCARDED_KEPT_S) & is_discarded)
@@ -168,6 +181,16 @@ class SqlShards(StoreShards):
         if self._database.kind == "mysql":
             # The counter goes on without its rows.
             self._purge(schema.drawn, "n", sa.true())
+
+    def _move_astray(self) -> None:
+        """Move transactions into shards that exist: a sender may know tables from before, which had more."""
+        tx = schema.tx
+        astray = sa.select(tx.c.id).where(tx.c.shard >= self.count, tx.c.settled_at.is_(None)).limit(_MAX_CHECKS)
+        with self._database.read() as connection:
+            ids = connection.execute(astray).scalars().all()
+        if ids:
+            with self._database.begin() as connection:
+                connection.execute(tx.update().where(tx.c.id.in_(ids)).values(shard=tx.c.shard % self.count))
 
     def _purge(self, table: sa.TableClause, key: str, old: sa.ColumnElement[bool]) -> None:
         """Delete old rows, until none is left or the leases are due for renewal: publication waits meanwhile."""
