@@ -9,7 +9,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 from unittest import mock
 
@@ -31,9 +31,10 @@ from penstock.errors import (
 )
 from penstock.transactions import Coordinator, TransactionalProducer, new_id
 from penstock.transactions.core.check_plan import CheckPolicy
+from penstock.transactions.stores.relayed_store import decision
 from penstock.transactions.stores.shard_coordinator import ShardCoordinator
 from penstock.transactions.stores.shards import CheckTerms
-from penstock.transactions.stores.sql import schema
+from penstock.transactions.stores.sql import schema, writing
 from penstock.transactions.stores.sql.backlog import SqlBacklog
 from penstock.transactions.stores.sql.store import SqlStore
 from penstock.transactions.stores.store_coordinator import CoordinatorOptions
@@ -241,6 +242,24 @@ def test_a_backlog_is_taken_in_portions_by_number_and_by_bytes(sql_bench: SqlBen
         assert taken(100, 2_500) == values[:2]
         # A single one goes whatever its size.
         assert taken(100, 10) == values[:1]
+
+
+def test_a_cancellation_under_way_when_its_message_is_due_is_waited_for(sql_bench: SqlBench) -> None:
+    due_at = time.time() + 3.0
+    store, half = sql_bench.sql_store, sql_bench.half(b"v", deliver_at_ms=int(due_at * 1000))
+    sql_bench.send(COMMIT, half)
+    cancels = decision(half.transaction_id, half.group, ROLLBACK, Author.PRODUCER)._replace(cancels=True)
+    shards = store.open_shards(CheckTerms(CheckPolicy(600.0, 600.0, 1), session_s=600.0), lambda: None)
+    with contextlib.closing(shards), ThreadPoolExecutor(1) as pool:
+        shards.renew()
+        backlog = shards.backlog(0)
+        with store.database.begin() as connection:
+            assert writing.decide(store.database, connection, cancels).refused is None
+            time.sleep(due_at + 0.1 - time.time())
+            taking = pool.submit(backlog._take, 100, 1 << 20)
+            wait([taking], 0.5)
+
+        assert COMMIT not in [pending.verdict for pending in taking.result(30)]
 
 
 def plan_of(engine: sa.Engine, statement: str, parameters: Any) -> str:

@@ -125,8 +125,15 @@ class SqlBacklog(ShardBacklog):
             rolled_back = [row.id for row in rows if row.state == schema.ROLLBACK]
             rows = [row for row in rows if row.state != schema.ROLLBACK]
             ends = accumulate(row.size for row in rows)
-            fitting = [row.id for row, end in zip(rows, ends, strict=True) if end <= room_bytes]
-            entries = self._decided(connection, tx.c.id.in_(fitting or [row.id for row in rows[:1]])) if rows else ()
+            fitting = [row for row, end in zip(rows, ends, strict=True) if end <= room_bytes] or rows[:1]
+            ids, delayed = [row.id for row in fitting], [row.id for row in fitting if row.publish_at_ms]
+            entries = self._decided(connection, tx.c.id.in_(ids)) if ids and not delayed else ()
+        if delayed:
+            with self._database.begin() as connection:
+                # A cancellation under way ends first. None counts after this, even if the clock steps back.
+                is_due = tx.c.id.in_(delayed) & (tx.c.publish_at_ms > 0)
+                connection.execute(tx.update().where(is_due).values(publish_at_ms=0))
+                entries = self._decided(connection, tx.c.id.in_(ids))
         if rolled_back:
             self._mark_settled(tx.c.id.in_(rolled_back))
         return entries
@@ -229,7 +236,7 @@ class SqlBacklog(ShardBacklog):
         ready = sa.and_(tx.c.shard == self._lease.number, tx.c.publish_at_ms <= self._database.now_ms)
         is_in_line = tx.c.order_key.is_not(None) & (tx.c.state != schema.ROLLBACK)
         number = sa.func.row_number().over(partition_by=schema.line, order_by=tx.c.seq).label("number")
-        found = tx.c.id, tx.c.state, size, _ORDER
+        found = tx.c.id, tx.c.state, size, tx.c.publish_at_ms, _ORDER
         row = sa.select(*found, *schema.line, number).where(ready, is_in_line).subquery("numbered").c
         first_waiting = sa.select(sa.func.coalesce(sa.func.min(waiting.c.seq), _NO_NUMBER)).where(
             waiting.c.order_key == row.order_key,
@@ -248,7 +255,7 @@ class SqlBacklog(ShardBacklog):
         row = sa.select(*row, end).subquery("in_line").c
         return sa.union_all(
             sa.select(*found).where(ready, ~is_in_line),
-            sa.select(row.id, row.state, row.size, row.place).where(row.place < row.end),
+            sa.select(row.id, row.state, row.size, row.publish_at_ms, row.place).where(row.place < row.end),
         ).order_by("place")
 
     @staticmethod
