@@ -198,6 +198,26 @@ def test_what_does_not_fit_together_is_read_again_however_long_reading_takes(
     assert len(tries) == 4
 
 
+def test_a_store_that_adds_segments_all_the_time_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    load = Journal.load
+
+    with store_of(tmp_path) as store:
+        kept = prepare(store, [half()]).halves[0].transaction_id
+        replaced = [prepare(store, [half()])]
+
+        def load_meanwhile(self: Journal, number: int) -> object:
+            # The table gives the record of a settled transaction to the next one, whose halves begin a segment.
+            if number == 1:
+                decide(store, replaced.pop(), ROLLBACK)
+                replaced.append(prepare(store, [half(bytes(4_000))]))
+            return load(self, number)
+
+        monkeypatch.setattr(Journal, "load", load_meanwhile)
+        listed = read_pending(tmp_path)
+
+    assert [shown.transaction_id for shown in listed] == [kept, replaced[0].halves[0].transaction_id]
+
+
 def test_the_command_line_looks_into_a_folder_and_says_where_to_decide(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

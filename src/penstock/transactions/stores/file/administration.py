@@ -1,8 +1,8 @@
 """Operator commands on a file store: all of them in the process that has it open, only reading in every other process.
 
 The lock keeps other processes out. They read the state table and the halves in the redo log without the lock, and
-change nothing. If a read finds parts that do not match, because a segment was added or removed meanwhile, they read
-again.
+change nothing. If a read finds parts that do not match, because a segment was added or removed meanwhile, they look for
+the segments again, and read all again if that does not help.
 """
 
 from __future__ import annotations
@@ -93,7 +93,12 @@ def _pending(path: Path, only: str | None) -> list[StoredTransaction]:
     found = []
     for number, row in journal.table:
         if only is None or row[5] & STAYS or journal.table.key(number)[0] == raw_id:
-            stored = journal.load(number)
+            try:
+                stored = journal.load(number)
+            except StoreDamagedError:
+                # Its record may have moved, meanwhile, to a segment that did not exist yet.
+                journal.redo.open_read_only()
+                stored = journal.load(number)
             if stored is not None:
                 stored.drop()
                 found.append(stored)
