@@ -7,10 +7,8 @@ the done log; the engine is the real one, without clients. What must come of it 
 from __future__ import annotations
 
 import random
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -126,8 +124,7 @@ class Clock:
 class Run:
     """One seed's run."""
 
-    def __init__(self, seed: int, clock: Clock, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, seed: int, clock: Clock) -> None:
         self.chance = random.Random(f"relay {seed}")  # noqa: S311 - a seed must give the same run again
         self.kafka = Kafka(self.chance)
         self.disk = TornDisk(self.chance)
@@ -144,7 +141,7 @@ class Run:
         self.store = OpenStore(self.disk, 1 << 12)
         self.store.open()
         terms = CheckTerms(CheckPolicy(600.0, 600.0, 1), session_s=600.0)
-        shard = FileShard(self.store, self.folder, "simulated", "simulated", terms, self.settle_later, lambda: None)
+        shard = FileShard(self.store, "simulated", "simulated", terms, self.settle_later, lambda: None)
         everywhere = SimpleNamespace(get=lambda *_: 1 << 31)
         targets = SimpleNamespace(counts=everywhere, were_heard=True, has=lambda *_: True, missing=lambda *_: None)
         pace, left = SimpleNamespace(limit=lambda well_s: well_s), SimpleNamespace(require_few=lambda: None)
@@ -276,8 +273,8 @@ def without_clients(patch: pytest.MonkeyPatch, clock: Clock) -> None:
 def run(seed: int) -> Run:
     """Make the run of a seed."""
     clock = Clock()
-    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
+    with pytest.MonkeyPatch.context() as patch:
         without_clients(patch, clock)
-        made = Run(seed, clock, Path(folder))
+        made = Run(seed, clock)
         made.run()
     return made

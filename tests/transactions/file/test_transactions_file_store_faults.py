@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 import time
 from collections import Counter
@@ -113,6 +114,55 @@ def test_a_full_disk_refuses_what_comes_and_goes_on_when_there_is_room(
         stored = prepare(store, [half(b"y" * 3_000)])
 
         assert [one.transaction_id for one in read_pending(tmp_path)] == [stored.halves[0].transaction_id]
+
+
+def test_a_process_without_descriptors_refuses_what_it_cannot_read_and_goes_on_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    due_ms = int(time.time() * 1000) + 30_000
+    with store_of(tmp_path) as store:
+        late = [prepare(store, [half(deliver_at_ms=due_ms)]) for _ in range(3)]
+        for prepared in late:
+            decide(store, prepared, COMMIT)
+        first, second, _ = (prepared.halves[0].transaction_id for prepared in late)
+        withdrawn = store.opened.find(second)
+        assert withdrawn is not None
+        store.opened.queue.add(withdrawn)
+        store.opened.near_ms = 5e12
+
+        def none_left(*_: object) -> None:
+            raise OSError(24, "Too many open files")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Folder, "read", none_left)
+            with pytest.raises(store.transient_errors):
+                store.opened.find(first)
+            cancel = decision(second, "orders", ROLLBACK, Author.PRODUCER)
+            both = [cancel, cancel._replace(transaction_id=first)]
+            assert all("Too many open files" in str(result) for result in store.opened.write(both))
+            assert second in store.opened.queue.delays, "its withdrawal was taken back"
+
+        for transaction_id in (first, second):
+            store.cancel(transaction_id, "orders", 1.0)
+        assert len(pending_in(store)) == 1
+
+
+def test_a_folder_that_is_moved_keeps_its_store_and_one_that_is_deleted_ends_it(tmp_path: Path) -> None:
+    moved, path = tmp_path / "moved", tmp_path / "store"
+    with store_of(path) as store:
+        ids = [prepare(store, [half(bytes(1_500))]).halves[0].transaction_id]
+        path.rename(moved)
+        with store_of(path) as other:
+            for _ in range(4):
+                ids.append(prepare(store, [half(bytes(1_500))]).halves[0].transaction_id)
+                prepare(other, [half(bytes(1_500))])
+            shutil.rmtree(path)
+            with pytest.raises(HalfNotStoredError, match=r"was deleted: '\d+.redo'; the local transaction did not run"):
+                prepare(other, [half()])
+        assert not path.exists()
+
+    with store_of(moved) as store:
+        assert [stored.transaction_id for stored in pending_in(store)] == ids
 
 
 def test_a_damaged_store_is_refused_and_left_as_it_is(tmp_path: Path) -> None:

@@ -113,7 +113,7 @@ class ShardCoordinator(StoreCoordinator):
         try:
             busy = self._work(shards)
         except self._store.transient_errors as error:
-            _log.warning("%s lost its store: %s; trying again", self._label, cause_of(error))
+            self._ration.warn("store", "%s lost its store: %s; trying again", self._label, cause_of(error))
             self._stopping.wait(_RETRY_DELAY_S)
         else:
             relays = list(self._relays.values())

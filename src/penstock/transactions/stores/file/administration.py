@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Sequence
+from contextlib import closing
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
@@ -84,24 +85,24 @@ def read_pending(folder: Path, only: str | None = None) -> list[PendingTransacti
 
 def _pending(path: Path, only: str | None) -> list[StoredTransaction]:
     """Read the pending transactions. With an id, read that one and all in lines, which may be before it."""
-    folder = Folder(path)
-    if not path.is_dir() or not segments_of(folder.names()):
-        raise PenstockError(f"there is no file store in {path}; a FileStore makes one")
-    journal = Journal(folder, 0)
-    journal.open_read_only()
-    raw_id = id_bytes(only) if only is not None and is_id(only) else b""
     found = []
-    for number, row in journal.table:
-        if only is None or row[5] & STAYS or journal.table.key(number)[0] == raw_id:
-            try:
-                stored = journal.load(number)
-            except StoreDamagedError:
-                # Its record may have moved, meanwhile, to a segment that did not exist yet.
-                journal.redo.open_read_only()
-                stored = journal.load(number)
-            if stored is not None:
-                stored.drop()
-                found.append(stored)
+    with closing(Folder(path)) as folder:
+        if not path.is_dir() or not segments_of(folder.names()):
+            raise PenstockError(f"there is no file store in {path}; a FileStore makes one")
+        journal = Journal(folder, 0)
+        journal.open_read_only()
+        raw_id = id_bytes(only) if only is not None and is_id(only) else b""
+        for number, row in journal.table:
+            if only is None or row[5] & STAYS or journal.table.key(number)[0] == raw_id:
+                try:
+                    stored = journal.load(number)
+                except StoreDamagedError:
+                    # Its record may have moved, meanwhile, to a segment that did not exist yet.
+                    journal.redo.open_read_only()
+                    stored = journal.load(number)
+                if stored is not None:
+                    stored.drop()
+                    found.append(stored)
     return found
 
 

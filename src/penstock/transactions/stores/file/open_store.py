@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from penstock.errors import PenstockError, StoreFailedError
+from penstock.errors import PenstockError, StoreDamagedError, StoreFailedError
 from penstock.transactions.core.decisions import may_cancel
 from penstock.transactions.core.pending import Pending
 from penstock.transactions.core.queue import Delays, ReadyQueue
@@ -30,7 +30,7 @@ from penstock.transactions.stores.file.log.entries import (
 from penstock.transactions.stores.file.log.folder import Folder
 from penstock.transactions.stores.file.log.frames import Record
 from penstock.transactions.stores.file.log.journal import Journal
-from penstock.transactions.stores.file.log.redo import NoRoomError
+from penstock.transactions.stores.file.log.redo import NoRoomError, NotReadError
 from penstock.transactions.stores.file.log.table import State, tick_of
 from penstock.transactions.stores.relayed_store import (
     NOT_HELD,
@@ -130,10 +130,11 @@ class OpenStore(Journal):
 
         After a failed sync the content of the disk is unknown, and a second sync may report success for lost data.
         """
-        self.failure = StoreFailedError(
-            f"the file store takes nothing more: {error}; repair the disk and open the store again, "
-            "all acknowledged changes are there"
-        )
+        advice = "; repair the disk and open the store again, all acknowledged changes are there"
+        if isinstance(error, StoreDamagedError | FileNotFoundError):
+            # Not all are there, and the error says what is gone.
+            advice = ""
+        self.failure = StoreFailedError(f"the file store takes nothing more: {error}{advice}")
         self.failure.__cause__ = error
         if not isinstance(error, OSError | PenstockError):
             _log.exception("the file store fails")
@@ -146,18 +147,18 @@ class OpenStore(Journal):
         the store again shows which changes are durable.
         """
         taken: _Taken = {}
-        with self.lock:
-            entries = [self._judge(change, taken) for change in changes]
         last = self.redo.bases[-1]
         try:
+            with self.lock:
+                entries = [self._judge(change, taken) for change in changes]
             records = iter(self._write([encode_entry(entry) for entry in entries if isinstance(entry, tuple)]))
-        except NoRoomError:
+        except (NoRoomError, NotReadError) as error:
             with self.lock:
                 for stored in taken.values():
                     if stored is not None:
                         self._restore(stored)
                 self._unload_decided(changes)
-            raise
+            raise NoRoomError(str(error)) from error
         now_ms = time.time() * 1000
         with self.lock:
             outcomes = []
@@ -172,7 +173,7 @@ class OpenStore(Journal):
             # The changes are durable, whether this works or not. The next new segment brings the next attempt.
             try:
                 self._compact()
-            except NoRoomError as error:
+            except (NoRoomError, NotReadError) as error:
                 _log.warning("the file store has no room for compaction: %s", error)
             except Exception as error:  # noqa: BLE001 - the next change gets it
                 self._fail(error)

@@ -9,9 +9,8 @@ import time
 from array import array
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
-from pathlib import Path
 
-from penstock.errors import ConfigurationError
+from penstock.errors import ConfigurationError, StoppedError
 from penstock.transactions.core.pending import Pending
 from penstock.transactions.core.queue import Blocking
 from penstock.transactions.model import CoordinatorStatistics
@@ -43,7 +42,6 @@ class FileShard(StoreShards, ShardBacklog):
     def __init__(  # noqa: PLR0917 - called in one place
         self,
         opened: OpenStore,
-        folder: Path,
         label: str,
         prefix: str,
         terms: CheckTerms,
@@ -52,7 +50,6 @@ class FileShard(StoreShards, ShardBacklog):
     ) -> None:
         super().__init__(f"{prefix}.file.{opened.redo.store_id}", 1, opened.counts)
         self._opened = opened
-        self._folder = folder
         self._settle_durably = settle
         self._scan = TableScan(opened.table, terms.policy)
         with opened.lock:
@@ -67,9 +64,11 @@ class FileShard(StoreShards, ShardBacklog):
         return self
 
     def renew(self) -> None:
-        """Raise the error that stopped all writes, if there is one."""
-        if self._opened.failure is not None:
-            raise self._opened.failure
+        """Raise an error if all writes were stopped by one."""
+        failure = self._opened.failure
+        if failure is not None:
+            # A `StoreFailedError` is an `OSError`, and those pass by themselves here.
+            raise StoppedError(str(failure)) from failure
 
     def due(self) -> Sequence[DueCheck]:
         """Return due checks, at most one round's worth. Load near deliveries into memory."""
@@ -178,15 +177,16 @@ class FileShard(StoreShards, ShardBacklog):
         if list(claim) != self.claimed():
             # The next process reads them. Not synced: after a crash of the machine Kafka ends the open transactions by
             # itself.
-            temporary = self._folder / f"{_CLAIM}.new"
-            temporary.write_text(" ".join(claim))
-            temporary.replace(self._folder / _CLAIM)
+            folder, temporary = self._opened.folder, f"{_CLAIM}.new"
+            folder.remove(temporary)
+            folder.write(temporary, 0, " ".join(claim).encode())
+            folder.rename(temporary, _CLAIM)
         return True
 
     def claimed(self) -> list[str]:
         """Return the transactional ids that were written last."""
-        claim = self._folder / _CLAIM
-        return claim.read_text().split() if claim.exists() else []
+        folder = self._opened.folder
+        return folder.read(_CLAIM).decode().split() if _CLAIM in folder.names() else []
 
     def _taken_over(self, names: Sequence[str]) -> None:
         """Settle the transactions that a former coordinator published; most names are of settled ones."""

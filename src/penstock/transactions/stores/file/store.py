@@ -48,6 +48,9 @@ class FileStore(RelayedStore):
         ConfigurationError: an argument is wrong. Nothing was started.
     """
 
+    #: The disk is full, or the process has no descriptors left.
+    transient_errors = (OSError,)
+
     def __init__(
         self,
         path: str | os.PathLike[str],
@@ -159,7 +162,7 @@ class FileStore(RelayedStore):
 
     def open_shards(self, checks: CheckTerms, wake: Callable[[], object]) -> FileShard:
         """Return the shard of a started store. A store has one coordinator at a time."""
-        return FileShard(self.opened, self.path, self.label, self.prefix, checks, self._settle, wake)
+        return FileShard(self.opened, self.label, self.prefix, checks, self._settle, wake)
 
     def _settle(self, transaction_ids: Collection[str]) -> None:
         """Settle published transactions, without waiting until that is durable."""

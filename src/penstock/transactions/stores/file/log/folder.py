@@ -22,6 +22,7 @@ from typing import Any
 from penstock.errors import StoreInUseError
 
 _LOCK = "lock"
+_DIRECTORY = "."
 
 #: The folders of this process, for `_close_in_child`.
 _folders: weakref.WeakSet[Folder] = weakref.WeakSet()
@@ -36,14 +37,23 @@ os.register_at_fork(after_in_child=_close_in_child)
 
 
 class Folder:
-    """A folder of files that one process writes. Used by one thread, except `read`, which any thread may call."""
+    """A folder of files that one process writes. Each file has one thread, except for `read`: any thread may read."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        # Descriptors stay open: opening a file for every write costs more than the write. Only the store's thread adds
-        # and removes them. `read` opens the file itself.
+        # Descriptors stay open: opening a file for every write costs more than the write. `read` opens the file itself.
         self._open: dict[str, int] = {}
         _folders.add(self)
+
+    @property
+    def _directory(self) -> int:
+        """A descriptor of the folder, which stays the same folder if it is moved and another one gets its path."""
+        if _DIRECTORY not in self._open:
+            self._open[_DIRECTORY] = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY)
+        return self._open[_DIRECTORY]
+
+    def _open_file(self, name: str, flags: int) -> int:
+        return os.open(name, flags, 0o600, dir_fd=self._directory)
 
     def lock(self) -> None:
         """Lock the folder until `unlock`.
@@ -73,11 +83,12 @@ class Folder:
 
     def names(self) -> list[str]:
         """Return the names of the files."""
-        return sorted(path.name for path in self._path.iterdir() if path.is_file())
+        with os.scandir(self._directory) as entries:
+            return sorted(entry.name for entry in entries if entry.is_file())
 
     def read(self, name: str, offset: int = 0, size: int = -1) -> bytes:
         """Return at most `size` bytes of a file from `offset`, or all of them if `size` is -1."""
-        with (self._path / name).open("rb") as file:
+        with open(name, "rb", opener=self._open_file) as file:
             file.seek(offset)
             return file.read(size)
 
@@ -97,7 +108,7 @@ class Folder:
 
     def view(self, name: str) -> mmap | bytes:
         """Map a file read-only. It shows later changes of the file."""
-        with (self._path / name).open("rb") as file:
+        with open(name, "rb", opener=self._open_file) as file:
             # A new file has no bytes yet, and cannot be mapped.
             return b"" if not os.fstat(file.fileno()).st_size else mmap(file.fileno(), 0, access=ACCESS_READ)
 
@@ -111,29 +122,33 @@ class Folder:
             view, offset = view[written:], offset + written
 
     def sync(self, name: str) -> None:
-        """Make the contents of a file durable."""
-        os.fdatasync(self._descriptor(name))
+        """Make the contents of a file durable. Raises `OSError` if the file was deleted."""
+        descriptor = self._descriptor(name)
+        os.fdatasync(descriptor)
+        if not os.fstat(descriptor).st_nlink:
+            raise OSError(errno.ENOENT, "the file was deleted", name)
 
     def rename(self, old: str, new: str) -> None:
         """Rename a file. Not durable before `sync_names`."""
-        (self._path / old).rename(self._path / new)
+        os.rename(old, new, src_dir_fd=self._directory, dst_dir_fd=self._directory)
+        self._close_file(new)
         if old in self._open:
             self._open[new] = self._open.pop(old)
 
     def remove(self, name: str) -> None:
-        """Remove a file. Not durable before `sync_names`."""
+        """Remove a file, if it is there. Not durable before `sync_names`."""
+        self._close_file(name)
+        with suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=self._directory)
+
+    def _close_file(self, name: str) -> None:
         descriptor = self._open.pop(name, None)
         if descriptor is not None:
             os.close(descriptor)
-        (self._path / name).unlink(missing_ok=True)
 
     def sync_names(self) -> None:
         """Make the creation, renaming and removal of files durable."""
-        descriptor = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        os.fsync(self._directory)
 
     def close(self) -> None:
         """Close all files. This releases the lock, except in a forked child: there the parent keeps it."""
@@ -145,6 +160,5 @@ class Folder:
     def _descriptor(self, name: str) -> int:
         descriptor = self._open.get(name)
         if descriptor is None:
-            descriptor = os.open(self._path / name, os.O_RDWR | os.O_CREAT, 0o600)
-            self._open[name] = descriptor
+            descriptor = self._open[name] = self._open_file(name, os.O_RDWR | os.O_CREAT)
         return descriptor

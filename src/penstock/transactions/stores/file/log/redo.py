@@ -44,6 +44,13 @@ class NoRoomError(Exception):
     """The disk has no room for another segment. The log is unchanged, and the caller may try again."""
 
 
+class NotReadError(OSError):
+    """A file of the log cannot be read now, for example because the process has no descriptors left.
+
+    The log is unchanged, and the caller may try again.
+    """
+
+
 class RedoLog:
     """The log of one store. One thread opens and appends; any thread reads.
 
@@ -186,7 +193,7 @@ class RedoLog:
             self._folder.remove(_name(former))
 
     def read(self, place: int, size: int) -> Record:
-        """Read one record. Safe from any thread. Raises `StoreDamagedError` if it is unreadable."""
+        """Read one record. Safe from any thread. Raises `StoreDamagedError` if it is damaged, else `NotReadError`."""
         for segment in reversed(self._segments):
             if segment.base <= place:
                 try:
@@ -194,6 +201,8 @@ class RedoLog:
                     return decode_record(data, segment.seed, place)
                 except (MessageFormatError, FileNotFoundError) as error:
                     raise damaged(f"{_name(segment)} has {error}") from error
+                except OSError as error:
+                    raise NotReadError(error.errno, error.strerror, _name(segment)) from error
         raise damaged(f"place {place} of its redo log is gone")
 
     def _create_segment(self, store_id: UUID, base: int, floor: int, capacity: int) -> SegmentHeader:
