@@ -12,7 +12,7 @@ from pathlib import Path
 import hypothesis.strategies as st
 import pytest
 from conformance.store_cases import NO_CHECKS, FileBench, decide, prepare, settled
-from file_stores import COMMIT, half, pending_in, store_of
+from file_stores import COMMIT, NOWHERE, ROLLBACK, half, pending_in, store_of
 from hypothesis import given
 
 from penstock.transactions.core.check_plan import CheckPolicy
@@ -34,7 +34,8 @@ from penstock.transactions.stores.file.log.table import (
     tick_of,
 )
 from penstock.transactions.stores.file.open_store import OpenStore
-from penstock.transactions.stores.relayed_store import Decide, Prepare
+from penstock.transactions.stores.file.store import FileStore
+from penstock.transactions.stores.relayed_store import Decide, Outcome, Prepare
 from penstock.transactions.stores.shards import CheckTerms
 from penstock.transactions.wire.ids import id_bytes, new_id
 from penstock.transactions.wire.ops import Author, Verdict
@@ -338,3 +339,18 @@ def test_a_table_finds_what_was_entered_and_nothing_else(seed: int, steps: int) 
     assert not again.unseal(table.seal(b"log"), b"log of another time")
     assert again.unseal(table.seal(b"log"), b"log")
     assert {raw_id: again.find(raw_id) for raw_id in known} == known
+
+
+def test_a_table_with_free_records_needs_no_room_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with FileStore(tmp_path, bootstrap_servers=NOWHERE) as store:
+        stored = store.opened.write([Prepare((half(),), 0) for _ in range(1_000)])
+        ids = [transaction.transaction_id for transaction in pending_in(store)]
+        monkeypatch.setattr(Folder, "map", full)
+
+        ended = store.opened.write([Decide(one, "orders", ROLLBACK, Author.PRODUCER, 0, 0) for one in ids])
+        again = store.opened.write([Prepare((half(),), 0) for _ in range(1_000)])
+
+    assert [*stored, *ended, *again] == [Outcome()] * 3_000

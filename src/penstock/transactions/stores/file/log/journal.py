@@ -224,12 +224,12 @@ class Journal:
     # The log. Called by the writing thread, without the lock.
 
     def _write(self, records: Sequence[tuple[int, bytes]]) -> list[Record]:
-        """Write records, after reserving as many records in the table."""
+        """Write records, after making room in the table for the transactions that they add."""
         if not records:
             return []
         try:
             with self.lock:
-                self.table.reserve(len(records))
+                self.table.reserve(sum(kind == Kind.PREPARED for kind, _ in records))
         except OSError as error:
             raise NoRoomError(f"the state table: {error.strerror}") from error
         return self.redo.append(records)
@@ -260,11 +260,12 @@ class Journal:
                 frame.append((kind, payload))
                 size += len(payload)
             moved.append(number)
-        self._rewrite(frame, moved)
+        if frame:
+            self._rewrite(frame, moved)
 
     def _rewrite(self, frame: Sequence[tuple[int, bytes]], moved: Sequence[int]) -> None:
         """Write transactions again. `moved` has their numbers."""
-        halves = [record for record in self._write(frame) if record.kind == Kind.PREPARED]
+        halves = [record for record in self.redo.append(frame) if record.kind == Kind.PREPARED]
         with self.lock:
             for number, record in zip(moved, halves, strict=True):
                 self.table.move(number, record.place, record.size)

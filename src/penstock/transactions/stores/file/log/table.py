@@ -192,8 +192,9 @@ class StateTable:
 
     def reserve(self, records: int) -> None:
         """Make room for `records` more. Raises `OSError` if the disk is full."""
-        if self._top + records > self._capacity:
-            self._map(self._top + records)
+        highest = self._top + records - len(self._free)
+        if highest > self._capacity:
+            self._map(highest)
 
     def add(self, raw_id: bytes, due: int, row: Row) -> int:
         """Add a transaction, and return its number. Call `reserve` before.
