@@ -16,6 +16,7 @@ from penstock.errors import PenstockError, StoreDamagedError, StoreFailedError
 from penstock.transactions.core.decisions import may_cancel
 from penstock.transactions.core.pending import Pending
 from penstock.transactions.core.queue import Delays, ReadyQueue
+from penstock.transactions.rationed_log import RationedLog
 from penstock.transactions.store import SettledCallback
 from penstock.transactions.stores.file.checks import GroupChecks
 from penstock.transactions.stores.file.log.entries import (
@@ -66,6 +67,7 @@ class OpenStore(Journal):
         # The checks that producers take, by producer group. Only `checks_of` adds to it.
         self._checks: dict[str, GroupChecks] = {}
         self.counts = Counts()
+        self._ration = RationedLog()
         #: The error that stopped all writes, or None. Written by the writing thread.
         self.failure: StoreFailedError | None = None
         #: The coordinator's shard, or None if this process has no coordinator; and the call that wakes the coordinator.
@@ -117,7 +119,7 @@ class OpenStore(Journal):
         try:
             outcomes = self.commit(changes)
         except NoRoomError as error:
-            _log.warning("the file store has no room: %s; it refuses changes until there is room", error)
+            self._ration.warn("room", "the file store has no room: %s; it refuses changes until there is room", error)
             return [error] * len(changes)
         except Exception as error:  # noqa: BLE001 - each change gets it; the thread must not die in silence
             return [self._fail(error)] * len(changes)
