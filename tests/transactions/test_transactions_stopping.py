@@ -106,6 +106,7 @@ def test_a_delivery_report_that_hangs_holds_no_stop(
     assert "the last sends of shop did not return in 0.3 s: it was abandoned" in caplog.text
     gate.set()
     wait_until(lambda: not any("last-sends" in thread.name for thread in threading.enumerate()))
+    assert not sends.delivering, "a later thread may get the same id, and must not wait for its reports"
 
 
 def test_a_watch_of_publications_whose_client_hangs_holds_no_stop(

@@ -126,7 +126,7 @@ class AckedProducer:
         # Set by stop(), read by the delivery thread.
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._serve, name=f"penstock-delivery-{name}", daemon=True)
-        #: The id of the delivery thread, which writes it when it starts. It must not wait for its own reports.
+        #: The id of the delivery thread, which writes it, while it runs. It must not wait for its own reports.
         self.delivering = 0
 
     def start(self) -> None:
@@ -286,6 +286,8 @@ class AckedProducer:
             except:  # noqa: E722 - see `raised`; the other reports are served
                 # A report must not raise; but if this thread ended, every sender would wait for ever.
                 _log.error("a delivery report of %s failed", self._name, exc_info=raised())
+        # A later thread may get the same id.
+        self.delivering = 0
 
     def _poll(self, producer: Producer) -> None:
         """Serve reports for a while. The client raises a fatal error here once."""
