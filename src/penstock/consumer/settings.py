@@ -235,11 +235,13 @@ ConsumerSettings.__init__ = refusing_removed(ConsumerSettings.__init__)  # type:
 #: `message.max.bytes` is the maximum of the client library: a message that could be read must not be refused for its
 #: size. A topic's own limit applies to the compressed batch. So results are compressed, because a message that came
 #: compressed must fit again. And batches are small, because messages that fit alone must not fail together. Nothing
-#: times out, because absent brokers are no fault of a message.
+#: times out, because absent brokers are no fault of a message. Added partitions of a result topic are noticed within
+#: seconds: by default the client refuses them for five minutes.
 _PRODUCER_DEFAULTS = {
     "message.max.bytes": 1_000_000_000,
     "compression.type": "zstd",
     "batch.size": 65_536,
     "linger.ms": 5,
     "message.timeout.ms": 0,
+    _SEARCH_EVERY_MS: 10_000,
 }
