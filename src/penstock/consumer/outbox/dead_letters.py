@@ -186,6 +186,11 @@ class ExhaustedMessage:
         return self.item[2]
 
     @property
+    def tries(self) -> int:
+        """The number of its tries in all rounds."""
+        return tries_before(self.record, self.assignment.source) + self.attempts
+
+    @property
     def form(self) -> str:
         """What was left out of its headers, as the end of a sentence."""
         return ", even without the stack and most of the texts" if self.is_short else ""
@@ -278,7 +283,7 @@ class DeadLetterPublisher:
             "%s is in %s after %s: %s",
             position_of(message.record),
             topic,
-            counted(message.attempts, "try", "tries"),
+            counted(message.tries, "try", "tries"),
             short_text(message.error),
         )
 
@@ -307,7 +312,7 @@ class DeadLetterPublisher:
         remedy = f"raise max.message.bytes of {topic}"
         if error.code() == KafkaError.INVALID_RECORD:
             remedy = f"if {topic} is compacted, which takes no message without a key, set its cleanup.policy to delete"
-        tries = counted(message.attempts, "try", "tries")
+        tries = counted(message.tries, "try", "tries")
         stop = PenstockError(
             f"{position_of(message.record)} was given up after {tries}, and {topic} does not take it{message.form}: "
             f"{reason(error)}; {self.limits.ends}: {remedy}, or choose on_failure 'drop' for it"
@@ -342,8 +347,7 @@ class DeadLetterPublisher:
             due = self.clock.time() + delay
             fields = retry_headers(message.record, source, message.retry + 1, due, message.attempts)
             return retry_topic(self.group, source, delay), fields
-        tries = tries_before(message.record, source) + message.attempts
-        origin = DeadLetterOrigin.of(message.record, message.error, group=self.group, attempts=tries)
+        origin = DeadLetterOrigin.of(message.record, message.error, group=self.group, attempts=message.tries)
         if message.is_short:
             origin = replace(
                 origin,
