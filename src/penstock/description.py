@@ -53,6 +53,11 @@ def stacks_of_blocking_calls(
     }
 
 
+def process_of_coordinator(coordinator: Coordinator) -> dict[str, object]:
+    """Return the description of a process that has only a coordinator."""
+    return {"coordinator": coordinator_description(coordinator), "commands": coordinator.hears_commands}
+
+
 def coordinator_description(coordinator: Coordinator) -> dict[str, object]:
     """Return the description of a coordinator: counts, oldest transactions with their obstacles, and its operator.
 

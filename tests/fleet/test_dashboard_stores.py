@@ -136,7 +136,7 @@ def test_transactions_are_reported_settled_discarded_and_brought_back_over_http_
     ]
     ended = store.act("settle", third, decision="rollback")
 
-    assert (report.group, report.member) == (named.group, named.member)
+    assert (report.group, report.member, report.commands) == (named.group, named.member, True)
     kind = "kafka" if named.is_in_kafka else "other"
     assert report.operator == {"store": kind, "group": named.group, "member": named.member}
     assert sorted(pending["id"] for pending in report.transactions) == sorted(ids)

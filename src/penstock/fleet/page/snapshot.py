@@ -111,7 +111,8 @@ def _sums(reports: Sequence[Report]) -> dict[str, Any]:
         "lag": total_lag(reports),
         "rate": sum(report.rate for report in reports),
         "failed_rate": sum(report.rates.get("failed", 0.0) for report in reports),
-        "commands": any(report.commands for report in reports),
+        # Without those of a coordinator, whose only commands settle transactions: `operator` is the target of these.
+        "commands": any(report.commands and report.operator.get("group") != report.group for report in reports),
     }
 
 
@@ -127,9 +128,9 @@ def _of_member(member: Member) -> dict[str, Any]:
         "uptime": report.uptime_s,
         "busy": report.counts.get("busy_workers"),
         "workers": report.counts.get("workers"),
-        **_sums([report]),
+        **(sums := _sums([report])),
         # A member that hangs may still answer with its stacks; a replaced one is gone.
-        "commands": report.commands and not member.is_replaced,
+        "commands": sums["commands"] and not member.is_replaced,
     }
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from penstock import options as check
 from penstock.consumer import ConsumerStatistics, Explanation
-from penstock.description import coordinator_description
+from penstock.description import process_of_coordinator
 from penstock.errors import PenstockError
 from penstock.running import RunningApp
 from penstock.spark_sink.progress import SinkState
@@ -163,8 +163,7 @@ class CoordinatorHealth:
 
     def description(self) -> Mapping[str, Any]:
         """Return its description."""
-        coordinator = self._coordinator
-        return {"coordinator": coordinator_description(coordinator), "commands": coordinator.hears_commands}
+        return process_of_coordinator(self._coordinator)
 
 
 def _done(counts: ConsumerStatistics) -> int:

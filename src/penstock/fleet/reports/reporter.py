@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from functools import partial
 
 from penstock.clients.rights import Operation
 from penstock.clients.topics import TopicSpec
-from penstock.description import coordinator_description
+from penstock.description import process_of_coordinator
 from penstock.errors import PenstockError
 from penstock.fleet.reports.report import ReportMaker
 from penstock.fleet.topics import RecordWriter, TopicService, make_topics, stamped_topic
@@ -106,11 +105,8 @@ def coordinator_reporter(
     settings: ReportSettings | None = None,
 ) -> Reporter:
     """Return the reporter, not started, of a coordinator that runs outside an app; `group` is its name in reports."""
-
-    def describe() -> Mapping[str, Any]:
-        return {"coordinator": coordinator_description(coordinator)}
-
     sender = sender_of(group, config)
     if group == coordinator.group:
         sender = replace(sender, member=coordinator.member)
+    describe = partial(process_of_coordinator, coordinator)
     return Reporter(sender, describe, bootstrap_servers, config, settings or ReportSettings())
