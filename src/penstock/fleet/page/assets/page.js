@@ -94,13 +94,14 @@ function readRoute() {
   return { group, member };
 }
 // Requests the next state after the known one while this view is open (long polling: the server answers when there is one).
+// The server answers within 12 s. A connection may be lost without a sign, for example by a sleeping machine: then it asks again.
 async function follow() {
   const own = (following = new AbortController());
   const query = new URLSearchParams(Object.entries(known.route).filter(([, name]) => name !== undefined));
   while (following === own) {
     let reply = null;
     try {
-      const answer = await fetch("api/groups?" + query, { signal: own.signal });
+      const answer = await fetch("api/groups?" + query, { signal: AbortSignal.any([own.signal, AbortSignal.timeout(15000)]) });
       if (answer.ok) reply = await answer.json();
     } catch { /* no answer: the page shows it */ }
     if (following !== own) return;
@@ -498,11 +499,11 @@ function action(label, name, parameters, fields) {
 }
 
 // Asks for missing arguments, shows the dry run, asks for confirmation, and then shows the result.
-function ask(label, name, parameters, fields, said) {
+function ask(label, name, parameters, fields, said, given = {}) {
   const field = ([key, title, kind, of]) => kind === "check"
-    ? h("label", { class: "check", key }, h("input", { type: "checkbox", name: key }), title)
-    : h("label", { key }, title, kind === "select" ? h("select", { name: key }, of.map((option) => h("option", { value: option }, option)))
-      : h("input", { name: key, type: kind === "number" ? "number" : "text", start: of || "", required: kind !== "list", autocomplete: "off" }));
+    ? h("label", { class: "check", key }, h("input", { type: "checkbox", name: key, checked: given[key] }), title)
+    : h("label", { key }, title, kind === "select" ? h("select", { name: key }, of.map((option) => h("option", { value: option, selected: option === given[key] }, option)))
+      : h("input", { name: key, type: kind === "number" ? "number" : "text", start: [given[key] ?? of ?? ""].flat().join(" "), required: kind !== "list", autocomplete: "off" }));
   const submit = (event) => {
     event.preventDefault();
     const form = event.target, body = { ...parameters };
@@ -527,8 +528,8 @@ async function post(label, name, parameters, fields, body, dry) {
   try {
     answer = await fetch("api/actions/" + name, { method: "POST", headers: { "Content-Type": "application/json", Authorization: "Bearer " + token }, body: JSON.stringify(dry ? { ...body, dry_run: true } : body) });
     reply = await answer.json();
-  } catch (error) { openDialog(label, h("p", { class: "bad-text" }, "No answer: " + error.message + ". The result is unknown; see the audit topic."), buttons()); return; }
-  if (answer.status === 401) { token = ""; ask(label, name, parameters, fields, reply.said); return; }
+  } catch (error) { openDialog(label, h("p", { class: "bad-text" }, "No answer: " + error.message + (dry ? ". Nothing was done." : ". The result is unknown; see the audit topic.")), buttons()); return; }
+  if (answer.status === 401) { token = ""; ask(label, name, parameters, fields, reply.said, body); return; }
   if (!answer.ok) { openDialog(label, h("p", { class: "bad-text" }, reply.said), buttons()); return; }
   if (dry) {
     openDialog(label, h("p", null, reply.said), reply.details && h("pre", { pre: reply.details }), h("div", { class: "buttons" }, h("button", { onClick: () => dialog.close() }, "Cancel"),
