@@ -236,7 +236,7 @@ ConsumerSettings.__init__ = refusing_removed(ConsumerSettings.__init__)  # type:
 #: size. A topic's own limit applies to the compressed batch. So results are compressed, because a message that came
 #: compressed must fit again. And batches are small, because messages that fit alone must not fail together. Nothing
 #: times out, because absent brokers are no fault of a message. Added partitions of a result topic are noticed within
-#: seconds: by default the client refuses them for five minutes.
+#: seconds: by default the client refuses them for five minutes. A deleted topic fails soon, as in a transaction.
 _PRODUCER_DEFAULTS = {
     "message.max.bytes": 1_000_000_000,
     "compression.type": "zstd",
@@ -244,4 +244,5 @@ _PRODUCER_DEFAULTS = {
     "linger.ms": 5,
     "message.timeout.ms": 0,
     _SEARCH_EVERY_MS: 10_000,
+    "topic.metadata.propagation.max.ms": 3_000,
 }
