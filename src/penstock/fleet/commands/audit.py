@@ -22,6 +22,7 @@ from penstock.fleet.topics import RecordWriter, TopicFollower, make_topics, stam
 from penstock.fleet.wire import FLAT, ID, NUMBER, TEXT, decode_record, encode_record, fields_of, text, value_of
 from penstock.fleet_member import CommandSettings, Outcome
 from penstock.options import ClientConfig
+from penstock.transactions.wire.topics import KEPT
 
 if TYPE_CHECKING:
     from confluent_kafka import Message
@@ -114,8 +115,11 @@ def commands_spec(name: str) -> TopicSpec:
 
 
 def audit_spec(name: str) -> TopicSpec:
-    """Return the specification of the topic of the audit: it keeps a year."""
-    return stamped_topic(name, 365 * 24 * _HOUR_MS, {"max.message.bytes": str(2 * MOST_BYTES)})
+    """Return the specification of the topic of the audit: it keeps everything.
+
+    With the default prefix it is also a store's audit, which shows for ever which transactions were brought back.
+    """
+    return stamped_topic(name, -1, {**KEPT, "max.message.bytes": str(2 * MOST_BYTES)})
 
 
 class AuditWriter(RecordWriter):
