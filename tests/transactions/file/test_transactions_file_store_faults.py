@@ -124,7 +124,8 @@ def test_a_process_without_descriptors_refuses_what_it_cannot_read_and_goes_on_l
         late = [prepare(store, [half(deliver_at_ms=due_ms)]) for _ in range(3)]
         for prepared in late:
             decide(store, prepared, COMMIT)
-        first, second, _ = (prepared.halves[0].transaction_id for prepared in late)
+        first, second, published = (prepared.halves[0].transaction_id for prepared in late)
+        shard = shard_of(store)
         withdrawn = store.opened.find(second)
         assert withdrawn is not None
         store.opened.queue.add(withdrawn)
@@ -135,8 +136,10 @@ def test_a_process_without_descriptors_refuses_what_it_cannot_read_and_goes_on_l
 
         with monkeypatch.context() as patch:
             patch.setattr(Folder, "read", none_left)
+            shard.take_over(DoneRead(1, frozenset({published})), TargetQuarantine(), "d")
             with pytest.raises(store.transient_errors):
-                store.opened.find(first)
+                shard.flush()
+            assert not shard.is_durable(), "the done log is still needed"
             cancel = decision(second, "orders", ROLLBACK, Author.PRODUCER)
             both = [cancel, cancel._replace(transaction_id=first)]
             assert all("Too many open files" in str(result) for result in store.opened.write(both))
@@ -144,7 +147,9 @@ def test_a_process_without_descriptors_refuses_what_it_cannot_read_and_goes_on_l
 
         for transaction_id in (first, second):
             store.cancel(transaction_id, "orders", 1.0)
-        assert len(pending_in(store)) == 1
+        shard.flush()
+        wait_until(shard.is_durable)
+        assert pending_in(store) == []
 
 
 def test_a_folder_that_is_moved_keeps_its_store_and_one_that_is_deleted_ends_it(tmp_path: Path) -> None:

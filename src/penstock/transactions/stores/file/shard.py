@@ -51,6 +51,8 @@ class FileShard(StoreShards, ShardBacklog):
         super().__init__(f"{prefix}.file.{opened.redo.store_id}", 1, opened.counts)
         self._opened = opened
         self._settle_durably = settle
+        # The names in the done log of what a former coordinator published, until `flush` has settled them.
+        self._former: Sequence[str] = ()
         self._scan = TableScan(opened.table, terms.policy)
         with opened.lock:
             if opened.shard is not None:
@@ -132,7 +134,7 @@ class FileShard(StoreShards, ShardBacklog):
             # Under the lock: a transaction that is settled by now, and was resumed since, must not be settled by this.
             if published:
                 self._settle_durably(published)
-            return not published
+            return not published and not self._former
 
     def purge(self) -> None:
         """Do nothing: settled transactions leave the redo log with its segments."""
@@ -189,12 +191,18 @@ class FileShard(StoreShards, ShardBacklog):
         return folder.read(_CLAIM).decode().split() if _CLAIM in folder.names() else []
 
     def _taken_over(self, names: Sequence[str]) -> None:
+        self._former = names
+
+    def flush(self) -> None:
         """Settle the transactions that a former coordinator published; most names are of settled ones."""
+        if not self._former:
+            return
         opened = self._opened
         with opened.lock:
             by_name = {stored.done_name or name: stored for name, stored in opened.live.items()}
             # A transaction that is only in the table has its id as its name.
-            found = [(name, by_name.get(name) or opened.find(name)) for name in names]
+            found = [(name, by_name.get(name) or opened.find(name)) for name in self._former]
+        self._former = ()
         self._settle(
             [
                 stored
