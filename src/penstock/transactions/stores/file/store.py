@@ -48,7 +48,7 @@ class FileStore(RelayedStore):
         ConfigurationError: an argument is wrong. Nothing was started.
     """
 
-    #: The disk is full, or the process has no descriptors left.
+    #: Errors of a full disk or of a process without descriptors: the coordinator tries again.
     transient_errors = (OSError,)
 
     def __init__(
