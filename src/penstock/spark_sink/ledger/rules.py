@@ -49,10 +49,6 @@ class LedgerEntry:
         """Tell whether both belong to one query with one checkpoint."""
         return self.query_id is not None and self.query_id == other.query_id
 
-    def is_of_topic(self, other: LedgerEntry) -> bool:
-        """Tell whether both may belong to one topic: a topic that was deleted and created again has another id."""
-        return self.topic_id is None or other.topic_id is None or self.topic_id == other.topic_id
-
 
 @dataclass(frozen=True, slots=True)
 class Span:
@@ -138,8 +134,9 @@ def rule_of(held: LedgerEntry | None, batch: LedgerEntry) -> Rule:
 def unknown(
     ledger: Mapping[TopicPartition, LedgerEntry], begin: Mapping[TopicPartition, LedgerEntry]
 ) -> dict[TopicPartition, LedgerEntry]:
-    """Return the entries of a query's beginning for partitions that the ledger does not know."""
-    return {part: entry for part, entry in begin.items() if part not in ledger or not entry.is_of_topic(ledger[part])}
+    """Return the entries of a query's beginning that the ledger lacks, or has of a topic with another id."""
+    ids = {part: {entry.topic_id, ledger[part].topic_id} - {None} for part, entry in begin.items() if part in ledger}
+    return {part: entry for part, entry in begin.items() if part not in ids or len(ids[part]) > 1}
 
 
 @dataclass(frozen=True, slots=True)

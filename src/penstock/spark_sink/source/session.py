@@ -64,19 +64,14 @@ def new_session(name: str) -> SparkSession:
     if quiet and py4j.level == logging.NOTSET:
         py4j.setLevel(logging.WARNING)  # at INFO it logs every call
     spark = SparkSession.builder.appName(name).config("spark.ui.showConsoleProgress", "false").getOrCreate()
-    if quiet:
-        _silence(spark, _NOISY)
-    return spark
-
-
-def _silence(spark: SparkSession, loggers: tuple[str, ...]) -> None:
     try:
         jvm: Any = spark.sparkContext._jvm  # noqa: SLF001 - PySpark has no public way to its JVM
         log4j = jvm.org.apache.logging.log4j
-        for name in loggers:
-            log4j.core.config.Configurator.setLevel(name, log4j.Level.OFF)
+        for noisy in _NOISY if quiet else ():
+            log4j.core.config.Configurator.setLevel(noisy, log4j.Level.OFF)
     except Exception:  # noqa: BLE001 - another logging library, or none: its stacks stay
         _log.debug("Spark's log could not be made quieter", exc_info=True)
+    return spark
 
 
 def use_this_python(spark: SparkSession) -> None:

@@ -99,10 +99,11 @@ class ResultRows:
             )
         record = items[-1][2]
         position = (record.topic(), record.partition(), record.offset())
-        rows = [
-            (*position, place, message.topic, message.partition, message.key, message.value, _as_bytes(message.headers))
-            for place, message in enumerate(messages)
-        ]
+        rows = []
+        for place, message in enumerate(messages):
+            content = message.topic, message.partition, message.key, message.value
+            headers = [(name, text.encode() if isinstance(text, str) else text) for name, text in message.headers]
+            rows.append((*position, place, *content, headers))
         submission = Submission(items, messages, then, lane)
         with self._lock:
             self._rows += rows
@@ -129,7 +130,3 @@ class ResultRows:
         return pa.record_batch(
             [pa.array(column, kind) for column, kind in zip(cells, PUBLISHED.types, strict=True)], schema=PUBLISHED
         )
-
-
-def _as_bytes(headers: Sequence[tuple[str, str | bytes | None]]) -> list[tuple[str, bytes | None]]:
-    return [(name, value.encode() if isinstance(value, str) else value) for name, value in headers]

@@ -94,7 +94,12 @@ class DeadLetters:
         for message in sorted(rejected):
             reasons.setdefault(message.place, message.reason)
         try:
-            self._ensure_topics({topic for topic, _, _ in reasons})
+            topics = {topic for topic, _, _ in reasons}
+            admin = clients.admin(self.bootstrap_servers, self.config)
+            rights = [right for right in self.least_rights(topics) if right.operation is not Operation.CREATE]
+            require_rights(admin, "dead letters cannot be written, so nothing of the batch was stored", rights)
+            counts = require_topics(admin, topics)
+            ensure_topics(admin, [TopicSpec(self._topic_of(topic), count) for topic, count in counts.items()])
             self._write(reasons)
         except (SinkError, MissingRightError):
             raise
@@ -111,17 +116,6 @@ class DeadLetters:
 
     def _topic_of(self, topic: str) -> str:
         return self.topic.replace("{topic}", topic)
-
-    def _ensure_topics(self, topics: set[str]) -> None:
-        """Create missing dead-letter topics.
-
-        Raises `MissingRightError` if the permission to read the messages, or to write the dead letters, is missing.
-        """
-        admin = clients.admin(self.bootstrap_servers, self.config)
-        rights = [right for right in self.least_rights(topics) if right.operation is not Operation.CREATE]
-        require_rights(admin, "dead letters cannot be written, so nothing of the batch was stored", rights)
-        counts = require_topics(admin, topics)
-        ensure_topics(admin, [TopicSpec(self._topic_of(topic), count) for topic, count in counts.items()])
 
     def _write(self, reasons: Mapping[tuple[str, int, int], str]) -> None:
         failures: list[str] = []

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any, ClassVar
 
 import pyarrow as pa
@@ -142,7 +141,10 @@ def _conversion(dialect: sa.Dialect, column: sa.Column[Any], held: Sequence[Any]
     """Return the conversion of values to a column; `held` is its row of `_COLUMNS`."""
     value: sa.ColumnElement[Any] = sa.column(str(column.name), column.type)
     _, written, name, modifier, is_made = held
-    read = partial(_as, written=written)
+
+    def read(value: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
+        return value.op("::", precedence=100)(sa.literal_column(written))
+
     if isinstance(column.type, sa.Text):
         is_kept = is_made or (name.removeprefix("_") in _EXACT and modifier == -1)
         kept = None if is_kept else sa.cast(read(value), sa.Text()) == value
@@ -150,7 +152,3 @@ def _conversion(dialect: sa.Dialect, column: sa.Column[Any], held: Sequence[Any]
     own = str(column.type.compile(dialect=dialect)).lower().replace(", ", ",")
     is_kept = own == written or (is_whole(column.type) and name in _WHOLE)
     return Conversion(written, None, None if is_kept else sa.cast(read(value), column.type) == value)
-
-
-def _as(value: sa.ColumnElement[Any], written: str) -> sa.ColumnElement[Any]:
-    return value.op("::", precedence=100)(sa.literal_column(written))
