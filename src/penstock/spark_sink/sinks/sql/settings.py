@@ -18,7 +18,7 @@ from penstock.spark_sink.sinks.frames import MAX_BATCH_BYTES, POSITION, require_
 from penstock.spark_sink.sinks.sink import arrow_schema
 from penstock.spark_sink.sinks.sql.databases import database_of
 from penstock.spark_sink.sinks.sql.databases.database import Database, engine_of
-from penstock.spark_sink.sinks.sql.databases.errors import refused
+from penstock.spark_sink.sinks.sql.databases.errors import refused, shown
 from penstock.spark_sink.sinks.sql.dead_letters import DeadLetters
 
 if TYPE_CHECKING:
@@ -116,9 +116,6 @@ class SqlSinkSettings:
         for option in ("max_rejects", "max_connections", "tries", "max_batch_bytes"):
             positive_int(option, getattr(self, option))
         one_of("staging", self.staging, "executors", "driver")
-        self._check_mode()
-
-    def _check_mode(self) -> None:
         one_of("mode", self.mode, "position", "batch")
         given = [name for name in ("keep_position", "sum_columns", "dead_letters") if getattr(self, name)]
         if self.mode == "batch" and given:
@@ -154,13 +151,20 @@ class SqlSinkSettings:
     @contextmanager
     def session(self, batch_id: int | None = None, *, is_kept: bool = False) -> Iterator[sa.Connection]:
         """Open a session for the block and convert its errors to the sink's; `is_kept`: keep it for the next use."""
-        url = parse_database_url(self.url)
+        url, connection = parse_database_url(self.url), None
         try:
             with engine_of(self.database, url, is_kept).connect() as connection:
                 yield connection
         except sa.exc.SQLAlchemyError as error:
             # Not chained: drivers' texts quote keys and values, and would end in Spark's log.
             raise refused(self.database, error, self.table, url, batch_id) from None
+        except (TypeError, ValueError, AttributeError, NotImplementedError, OSError) as error:
+            if connection is not None:
+                raise
+            why = (
+                f"the driver cannot use the address {shown(url)} ({type(error).__name__}); correct its host or options"
+            )
+            raise ConfigurationError(why) from None  # the driver's text may repeat an option
 
     def arrow_frame(self, schema: StructType) -> pa.Schema:
         """Return the Arrow columns of such frames, or raise `SchemaMismatchError` if they do not fit the settings."""
