@@ -30,13 +30,14 @@ def sink_to(broker: DevBroker, ledger_topic: str) -> Callable[..., KafkaSink]:
 
 
 @pytest.mark.thorough
-def test_a_row_without_a_topic_ends_its_batch_and_is_named(
-    new_topic: Callable[..., str], frame_of: FrameOf, sink_to: Callable[..., KafkaSink]
+@pytest.mark.parametrize(("name", "why"), [(None, "is NULL"), (b"\xff", "has text that is not UTF-8")])
+def test_a_row_without_a_readable_topic_ends_its_batch_and_is_named(
+    new_topic: Callable[..., str], frame_of: FrameOf, sink_to: Callable[..., KafkaSink], name: bytes | None, why: str
 ) -> None:
-    sink = sink_to(new_topic(), topic=None)
+    sink, rows = sink_to(new_topic(), topic=None), frame_of("value STRING, name BINARY", [(0, 1, "a", name)])
 
-    with pytest.raises(SinkError, match=r"batch 3: target_topic is NULL in a row from orders:0@1 for sink"):
-        sink(frame_of("value STRING, target_topic STRING", [(0, 1, "a", None)]), 3)
+    with pytest.raises(SinkError, match=f"batch 3: target_topic {why} in a row from orders:0@1 for sink"):
+        sink(rows.selectExpr("*", "CAST(name AS STRING) AS target_topic"), 3)
 
 
 def schema_of(**columns: str) -> StructType:

@@ -81,6 +81,16 @@ def require_position(rows: pa.Table | pa.RecordBatch | Mapping[str, pa.Array], t
             )
 
 
+def not_utf8(column: pa.Array | pa.ChunkedArray) -> list[int]:
+    """Return the indexes of values that have text which is not UTF-8: Spark casts any bytes to a text."""
+    try:
+        column.validate(full=True)
+    except pa.ArrowInvalid:
+        # Not slices: of nested values, those outside of the slice would be checked too.
+        return [at for at in range(len(column)) if len(column) == 1 or not_utf8(column.take(pa.array([at])))]
+    return []
+
+
 def steps(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     """Cut a batch into pieces that may be Python objects at a time.
 
@@ -91,7 +101,7 @@ def steps(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         yield batch.slice(begin, step)
 
 
-def offset_spans(rows: pa.Table) -> dict[TopicPartition, Span]:
+def spans_of(rows: pa.Table) -> dict[TopicPartition, Span]:
     """Return the lowest and the highest offset of each partition."""
     found = rows.group_by(["topic", "partition"]).aggregate([("offset", "min"), ("offset", "max")])
     return {(row["topic"], row["partition"]): Span(row["offset_min"], row["offset_max"]) for row in found.to_pylist()}

@@ -34,6 +34,7 @@ from penstock.spark_sink.sinks.frames import (
     POSITION,
     as_row,
     from_row,
+    not_utf8,
     require_columns,
     require_position,
     run_job,
@@ -117,6 +118,11 @@ def rows_of(batches: Iterable[pa.RecordBatch], name: str, reports: list[bytes]) 
     for batch in batches:
         if any(batch[column].null_count for column in POSITION):
             require_position(batch.filter(pc.not_equal(batch["place"], MARK)), f"sink {name}")
+        for column in (TARGET_TOPIC, "headers"):
+            for at in not_utf8(batch[column])[:1]:
+                source = "{}:{}@{}".format(*(batch[own][at].as_py() for own in POSITION))
+                what = f"{column} has text that is not UTF-8 in a row from {source} for sink {name}"
+                raise SinkError(f"{what}; change it in the query, or filter such rows out")
         for part in steps(batch):
             cells = zip(*(column.to_pylist() for column in part.columns), strict=True)
             for topic, partition, offset, place, target, target_partition, key, value, headers in cells:

@@ -26,11 +26,12 @@ from penstock.spark_sink.sinks.frames import (
     MAX_BATCH_BYTES,
     POSITION,
     collected,
+    not_utf8,
     numbers,
-    offset_spans,
     require_columns,
     require_position,
     require_position_types,
+    spans_of,
     unapplied,
 )
 from penstock.spark_sink.sinks.sink import (
@@ -174,7 +175,9 @@ class LakeSink(LedgerSink, Generic[TableT]):
         if rows.num_rows == 0 and not what.planned:
             return
         require_position(rows, self._target)
-        self._refuse_null(rows, self.key, "is part of the key of")
+        # For a merge, NULLs in a key are never equal. Readers of wrong text would fail, also at a file's other rows.
+        self._refuse(rows, self.key, _nulls, f"is part of the key of {self._target} and is NULL")
+        self._refuse(rows, stored, not_utf8, f"for {self._target} has text that is not UTF-8")
         with stored_batches.one_call(self.ledger_key, origin, what):
             self._with_table(
                 f"batch {batch_id} was refused by {self._target}",
@@ -265,8 +268,9 @@ class LakeSink(LedgerSink, Generic[TableT]):
         """Write the rows that are not applied yet in one commit, based on the version whose ledger was read."""
         more = self._missing(table, rows.select(stored).schema)
         columns = pa.schema([*self._columns(table), *more])
-        self._refuse_null(rows, [column.name for column in columns if not column.nullable], "is NOT NULL in")
-        spans = offset_spans(rows)
+        required = [column.name for column in columns if not column.nullable]
+        self._refuse(rows, required, _nulls, f"is NOT NULL in {self._target} and is NULL")
+        spans = spans_of(rows)
         ledger = self._entries(table, self.name, spans.keys() | batch.planned.keys(), batch.query_id)
         left, seen = unapplied(rows, spans, batch.applied_below(ledger))
         entries = batch.entries_after(ledger, spans)
@@ -321,16 +325,20 @@ class LakeSink(LedgerSink, Generic[TableT]):
                 )
         return pa.schema([(column.name, plain(column.type, self._HELD_AS)) for column in schema])
 
-    def _refuse_null(self, rows: pa.Table, columns: Iterable[str], why: str) -> None:
-        """Refuse NULL in some columns: for a merge, NULLs in a key are never equal."""
+    @staticmethod
+    def _refuse(rows: pa.Table, columns: Iterable[str], wrong: Callable[[Any], list[int]], why: str) -> None:
+        """Raise `SinkError` for wrong values in some columns; `wrong` returns their indexes."""
         for name in columns:
-            if count := rows[name].null_count:
-                first = rows.filter(rows[name].is_null()).slice(0, 1)
-                topic, partition, offset = (first[column][0].as_py() for column in POSITION)
+            if found := wrong(rows[name]):
+                topic, partition, offset = (rows[column][found[0]].as_py() for column in POSITION)
                 raise SinkError(
-                    f"column {name} {why} {self._target} and is NULL in {count} rows, the first "
-                    f"from {topic}:{partition}@{offset}; filter such rows out in the query"
+                    f"column {name} {why} in {len(found)} rows, the first from {topic}:{partition}@{offset}; filter "
+                    "such rows out in the query"
                 )
+
+
+def _nulls(column: pa.ChunkedArray) -> list[int]:
+    return list(pc.indices_nonzero(column.is_null()).to_pylist())
 
 
 def one_zero(rows: pa.Table, key: Sequence[str]) -> pa.Table:

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from penstock.clients.gc_pause import imports_set_aside
 from penstock.spark_sink.ledger.rules import OffsetStatistics
-from penstock.spark_sink.sinks.frames import POSITION, as_row, numbers, offset_spans, require_position, unapplied
+from penstock.spark_sink.sinks.frames import POSITION, as_row, not_utf8, numbers, require_position, spans_of, unapplied
 from penstock.spark_sink.sinks.sql.databases.database import ROW
 from penstock.spark_sink.sinks.sql.dead_letters import Rejected
 from penstock.spark_sink.sinks.sql.tables import ATTEMPT, stage_table
@@ -111,7 +111,7 @@ class StagingTask:
         for batch in batches:
             rows = pa.Table.from_batches([batch])
             require_position(rows, f"table {self.settings.table}")
-            left, seen = unapplied(rows, offset_spans(rows), self.ledger)
+            left, seen = unapplied(rows, spans_of(rows), self.ledger)
             report.offsets.add(seen)
             fresh = self._storable(left, report)
             if not fresh.num_rows:  # drivers take no statement for no rows
@@ -153,8 +153,7 @@ class StagingTask:
         if pa.types.is_timestamp(kind) or pa.types.is_date32(kind):
             yield "is outside the years 1 to 9999", _out_of_calendar(column)
         if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-            wrong = _not_utf8(column)
-            if wrong:
+            if wrong := not_utf8(column):
                 yield "is not UTF-8", wrong
             elif "NUL" in unknown:
                 yield "holds a NUL character", _indexes(pc.match_substring(column, "\0"))
@@ -186,9 +185,10 @@ class StagingTask:
             index = rows.schema.get_field_index(name)
             column = rows.schema.field(index)
             try:
-                kept = kept.set_column(index, column, grouped[f"{number}_sum"].cast(column.type))
+                total = grouped[f"{number}_sum"].cast(column.type)
             except pa.ArrowInvalid:  # the sum has too many digits: the database adds the rows, or refuses one
                 return rows
+            kept = kept.set_column(index, column, total)
         return kept
 
 
@@ -202,13 +202,3 @@ def _out_of_calendar(column: pa.Array) -> list[int]:
     kind, day = (pa.int32(), 1) if pa.types.is_date32(column.type) else (pa.int64(), _DAY_US)
     numbers = column.view(kind)
     return _indexes(pc.or_(pc.less(numbers, _FIRST_DAY * day), pc.greater_equal(numbers, (_LAST_DAY + 1) * day)))
-
-
-def _not_utf8(column: pa.Array) -> list[int]:
-    """Return the indexes of texts that are not UTF-8: Spark casts any bytes to a text."""
-    try:
-        column.validate(full=True)
-    except pa.ArrowInvalid:
-        values = column.view(pa.large_binary() if pa.types.is_large_string(column.type) else pa.binary()).to_pylist()
-        return [at for at, value in enumerate(values) if value and value.decode(errors="ignore").encode() != value]
-    return []
