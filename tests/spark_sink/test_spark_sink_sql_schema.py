@@ -78,7 +78,6 @@ def test_totals_of_postgresql_lose_no_digits(postgresql: TestDatabase) -> None:
     postgresql.execute("CREATE TABLE totals (id TEXT PRIMARY KEY, whole FLOAT, share NUMERIC, price NUMERIC(38, 1))")
     sink = SqlSink(postgresql.url, "totals", ["id"], sum_columns=["price"], dead_letters=letters)
     rows = [(0, 0, "a", Decimal("0.25")), (0, 1, "a", Decimal("0.30")), (0, 2, "a", Decimal("0.30"))]
-    large = [(0, n, "a", Decimal(9 * 10**35)) for n in range(4)]  # their sum has a digit more than the frame's type
     columns = {"id": pa.string(), "price": pa.decimal128(38, 2)}
 
     for name, kind in (("whole", pa.int32()), ("whole", pa.decimal128(9, 2)), ("share", pa.float64())):
@@ -87,8 +86,11 @@ def test_totals_of_postgresql_lose_no_digits(postgresql: TestDatabase) -> None:
                 frame({"id": pa.string(), name: kind}, []).schema
             )
     sink(frame(columns, rows), 0)
-    with pytest.raises(SinkError, match="22003"):
-        SqlSink(postgresql.url, "large", ["id"], sum_columns=["price"])(frame(columns, large, parts=1), 0)
+    # Sums that have a digit more than the frame's type, or are infinite.
+    for name, kind, price in (("d", columns["price"], Decimal(9 * 10**35)), ("e", pa.float64(), 1e308)):
+        batch = frame({**columns, "price": kind}, [(0, n, "a", price) for n in range(4)], parts=1)
+        with pytest.raises(SinkError, match="22003"):
+            SqlSink(postgresql.url, name, ["id"], sum_columns=["price"])(batch, 0)
 
     assert postgresql.rows("SELECT price FROM totals") == [(Decimal("0.6"),)]
     assert [*map(str, letters.written)] == ["orders:0@0 (column price would not be kept as numeric(38,1))"]
