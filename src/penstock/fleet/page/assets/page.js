@@ -324,7 +324,7 @@ function deadLetters(group) {
     num("Messages", (row) => row.count), num("Last", (row) => row.age, origin)];
   if (can("replay")) columns.push(text("", (row) => action("Replay …", "replay", { topic: row.dead_letter_topic }, fields)));
   return card("letters", "Dead letters", many(sum(group.dead_letters, "count"), "message") + " since the members' start",
-    group.dead_letters.length ? table(group.dead_letters, (row) => [row.topic, row.dead_letter_topic, row.error].join("|"), columns)
+    group.dead_letters.length ? table(group.dead_letters.filter((row) => matches(row.topic, row.dead_letter_topic, row.error)), (row) => [row.topic, row.dead_letter_topic, row.error].join("|"), columns)
       : none("None since the members' start."));
 }
 function pauses(group) {
@@ -348,7 +348,7 @@ function transactions(group) {
     h("div", { class: "body dim" }, `${total("committed")} committed, ${total("rolled_back")} rolled back, ${total("discarded")} discarded, `
       + `${total("checks")} checks, ${total("no_producer")} of which reached no producer`,
       resumers(group).map((target) => h("span", { key: target.member || "" }, " ", resume(target)))),
-    group.transactions.length > 0 && table(group.transactions, (row) => row.id, columns));
+    group.transactions.length > 0 && table(group.transactions.filter((row) => matches(row.id, row.group, row.topics, row.waits_for)), (row) => row.id, columns));
 }
 // The process that settles: any with permission for a store in Kafka ({}), else the coordinator if it receives commands; null: none.
 function operated(operator) {
@@ -372,7 +372,7 @@ function sinks(group) {
     text("Query", (row) => row.name, "name"), text("State", state, ""), num("Batch", (row) => row.batch_id, (id) => String(id ?? "–")),
     num("Rows", (row) => row.rows), num("Rows/s", (row) => row.rows_per_s), num("Last batch took", (row) => row.batch_seconds, span),
     num("Lag", (row) => row.lag), num("Restarts", (row) => row.restarts), text("Last error", (row) => row.last_error)];
-  return [card("sinks", "Spark queries", "", table(group.sinks, (row) => row.name + row.member, columns)),
+  return [card("sinks", "Spark queries", "", table(group.sinks.filter((row) => matches(row.name, row.state, row.member)), (row) => row.name + row.member, columns)),
     past.length > 0 && h("div", { class: "charts", key: "sinkcharts" },
       past.map(([name, points]) => chart(name, `Batches of ${name.slice(6)}`, span, [["", points, ""]], true)))];
 }
