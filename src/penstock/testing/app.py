@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import replace
+from math import inf
 from typing import Self
 
 from confluent_kafka import Message as ClientMessage
@@ -219,6 +220,7 @@ class TestApp:
 
         Raises:
             TopicNotFoundError: there is no such topic or partition.
+            TypeError: the key or the value is neither bytes nor text.
         """
         record = self.broker.produce(topic, _bytes(value), key=_bytes(key), headers=list(headers), partition=partition)
         return _message(record)
@@ -255,12 +257,12 @@ class TestApp:
         """Move the clock, and run the app whenever something is due, in order of time.
 
         Raises:
-            ValueError: `seconds` is negative.
+            ValueError: `seconds` is negative or infinite.
             PenstockError: as `settle`.
         """
         end = self.clock.monotonic() + seconds
-        if not seconds >= 0:
-            raise ValueError(f"a clock does not go back: advance by {seconds!r} seconds; give zero or more")
+        if not 0 <= seconds < inf:
+            raise ValueError(f"a clock does not go back, and has no end: advance by {seconds!r} seconds")
         self.settle()
         while (now := self.clock.monotonic()) < end:
             due = min(self._running().next_due(), self.broker.next_due())
@@ -358,6 +360,8 @@ class TestApp:
 
 
 def _bytes(text: bytes | str | None) -> bytes | None:
+    if not isinstance(text, bytes | str | None):
+        raise TypeError(f"a key and a value are bytes, text or None, not {type(text).__name__}")
     return text.encode() if isinstance(text, str) else text
 
 
