@@ -117,7 +117,7 @@ class PartitionReader:
         given: Mapping[str, Any] | None = None,
     ) -> None:
         #: The client, for requests other than reading.
-        self.consumer: Consumer = new_consumer(bootstrap_servers, reading_settings(config, group, isolation, given))
+        self.consumer = new_consumer(bootstrap_servers, reading_settings(config, group, isolation, given))
         self._group = group
         self._failed = failed
         #: The next offset of each partition that is read.

@@ -146,7 +146,7 @@ class TopicFollower(PartitionReader):
         try:
             bounds = self._bounds(_ANSWER_S)
         except KafkaException as error:
-            self.trouble = reason(error)
+            self.trouble = str(self.consumer.words.cause or f"{self._topic}: {reason(error)}")
             return False
         if any(self.positions[place] < end for place, (_, end) in bounds.items()):
             return False  # there are unread records
