@@ -100,7 +100,7 @@ def store(
         # No check is sent meanwhile, so undecided transactions stay undecided.
         coordinator = parts.enter_context(Coordinator(**where, commands=commands, transaction_timeout=600.0))
         producer = parts.enter_context(TransactionalProducer("shop", **where, check=lambda _: TransactionState.UNKNOWN))
-        reporter = coordinator_reporter(coordinator.group, coordinator, servers, {}, reports)
+        reporter = coordinator_reporter(coordinator, servers, {}, reports)
         parts.callback(reporter.stop)
         reporter.start()
         assert coordinator._listener is not None

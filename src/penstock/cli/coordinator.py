@@ -128,7 +128,7 @@ def coordinator(
         if report:
             from penstock.fleet.reports.reporter import coordinator_reporter
 
-            reporter = coordinator_reporter(f"{prefix}.coordinator", running, servers, settings)
+            reporter = coordinator_reporter(running, servers, settings)
             services.callback(reporter.stop)
             reporter.start()
         if address is not None and metrics is not None:

@@ -115,10 +115,7 @@ def commands_spec(name: str) -> TopicSpec:
 
 
 def audit_spec(name: str) -> TopicSpec:
-    """Return the specification of the topic of the audit: it keeps everything.
-
-    With the default prefix it is also a store's audit, which shows for ever which transactions were brought back.
-    """
+    """Return the specification of the topic of the audit: it keeps everything, as a store that shares it relies on."""
     return stamped_topic(name, -1, {**KEPT, "max.message.bytes": str(2 * MOST_BYTES)})
 
 

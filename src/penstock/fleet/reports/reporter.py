@@ -98,15 +98,12 @@ class Reporter(TopicService):
 
 
 def coordinator_reporter(
-    group: str,
     coordinator: Coordinator,
     bootstrap_servers: str,
     config: ClientConfig,
     settings: ReportSettings | None = None,
 ) -> Reporter:
-    """Return the reporter, not started, of a coordinator that runs outside an app; `group` is its name in reports."""
-    sender = sender_of(group, config)
-    if group == coordinator.group:
-        sender = replace(sender, member=coordinator.member)
+    """Return the reporter, not started, of a coordinator that runs outside an app."""
+    sender = replace(sender_of(coordinator.group, config), member=coordinator.member)
     describe = partial(process_of_coordinator, coordinator)
     return Reporter(sender, describe, bootstrap_servers, config, settings or ReportSettings())
