@@ -7,6 +7,7 @@ import time
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
 from half_partition import half_partition, half_record, op_record
 
 from penstock.clients.bounded_calls import LeftBehind
@@ -154,6 +155,14 @@ class Slot:
         return CommitResult(commit, self.ended, 1.0)
 
 
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> float:
+    """The second at which the monotonic clock stands, however long a test takes."""
+    stands = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: stands)
+    return stands
+
+
 def engine_of(owned: Any, common: Slot, apart: Slot) -> Engine:
     """Return an engine whose targets are all there."""
     exists = {"counts": SimpleNamespace(get=lambda *_: 8), "has": lambda *_: True, "missing": lambda *_: None}
@@ -193,7 +202,7 @@ def test_a_marker_that_came_too_late_once_is_no_reason_once_another_came_in_time
     assert engine.quarantine.is_refused("1")
 
 
-def test_what_is_tried_does_not_pass_what_a_common_transaction_gave_back_while_none_can_begin() -> None:
+def test_what_is_tried_does_not_pass_what_a_common_transaction_gave_back_while_none_can_begin(now: float) -> None:
     partition, common, apart = half_partition(), Slot(is_trial=False), Slot(is_trial=True)
     engine = engine_of({0: partition}, common, apart)
     leave_out(engine.quarantine, "sick", 0.0)
@@ -203,7 +212,6 @@ def test_what_is_tried_does_not_pass_what_a_common_transaction_gave_back_while_n
     store_and_commit(partition, first)
     store_and_commit(partition, *both)
 
-    now = time.monotonic()
     engine.begin(now)
     common.ended = AbortedError("too slow", targets={"well": "too slow"})
     common.is_ready = False
@@ -217,9 +225,9 @@ def test_what_is_tried_does_not_pass_what_a_common_transaction_gave_back_while_n
     assert apart.begun == [{first.transaction_id}]
 
 
-def test_what_waits_for_the_common_transaction_keeps_no_other_topic_from_its_trial() -> None:
+def test_what_waits_for_the_common_transaction_keeps_no_other_topic_from_its_trial(now: float) -> None:
     partition, common, apart = half_partition(), Slot(is_trial=False), Slot(is_trial=True)
-    engine, now = engine_of({0: partition}, common, apart), time.monotonic()
+    engine = engine_of({0: partition}, common, apart)
     leave_out(engine.quarantine, "sick", now - 1)
     leave_out(engine.quarantine, "dead", now)
     first, both, other = (Half(new_id(), "orders", "well", None, b"k", b"1", (), None) for _ in range(3))
@@ -233,9 +241,9 @@ def test_what_waits_for_the_common_transaction_keeps_no_other_topic_from_its_tri
     assert apart.begun == [{other.transaction_id}]
 
 
-def test_what_was_refused_is_tried_again_while_others_go_to_its_topic() -> None:
+def test_what_was_refused_is_tried_again_while_others_go_to_its_topic(now: float) -> None:
     partition, common, apart = half_partition(), Slot(is_trial=False), Slot(is_trial=True)
-    engine, now = engine_of({0: partition}, common, apart), time.monotonic()
+    engine = engine_of({0: partition}, common, apart)
     refused, other = (Half(new_id(), "orders", "busy", None, key, b"1", (), None) for key in (b"k", b"l"))
     engine.quarantine.refuse(refused.transaction_id, "busy", "too large", now - 100)
     store_and_commit(partition, refused)
