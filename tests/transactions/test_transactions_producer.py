@@ -33,7 +33,7 @@ def test_thousands_of_transactions_are_in_flight_from_one_thread(bench: Bench) -
     pledges = [producer.submit(bench.topic, key=b"%d" % (n % 50), value=b"%d" % n) for n in range(5_000)]
     most_threads = threading.active_count()
     results = [pledge.result(60) for pledge in pledges]
-    bench.settled(coordinator, committed=5_000)
+    bench.settled(coordinator, timeout=180, committed=5_000)
 
     assert most_threads < threads + 50, "a thread for each transaction?"
     assert {result.state for result in results} == {TransactionState.COMMIT}
