@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import penstock
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "troubleshooting.md").read_text()
 #: Levels that a user sees, at least with logging switched on.
-LEVELS = {"info", "warning", "error", "exception", "critical"}
+LEVELS = {"info", "warn", "warning", "error", "exception", "critical"}
 #: Lines at WARNING and above that the page need not have: they pass another's sentence on, or are named by an error.
 PASSED_ON = re.compile(r"^[^a-zA-Z]*(%s[^a-zA-Z]*)+$")
 
@@ -22,7 +23,8 @@ def logged() -> dict[str, str]:
     for path in sorted(Path(penstock.__file__).parent.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in LEVELS:
-                for text in texts(node.args[0]) if node.args else ():
+                # A `RationedLog` takes the name of the line first.
+                for text in itertools.chain.from_iterable(map(texts, node.args[node.func.attr == "warn" :][:1])):
                     found[f"{path.name}:{node.lineno}:{node.func.attr}"] = re.sub(r"%[-+.\d]*[a-z]", "%s", text)
     return found
 

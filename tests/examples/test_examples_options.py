@@ -47,6 +47,7 @@ def test_the_options_table_has_the_client_settings_that_penstock_sets() -> None:
         "enable.idempotence": True,
         "linger.ms": 5,
         "message.timeout.ms": 0,
+        "topic.metadata.propagation.max.ms": 3_000,
         "topic.metadata.refresh.interval.ms": 10_000,
     }
 

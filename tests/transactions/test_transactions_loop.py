@@ -41,6 +41,7 @@ def coordinator_of(state: dict[str, Any], has_work: bool, waited: list[float]) -
     usual = {"is_in_flight": False, "is_idle": True, "is_busy": False, "decisions": 1}
     more = {"take_result": lambda _: False, "is_ready": lambda _: True, "is_crowded": lambda _: False}
     engine: Any = SimpleNamespace(**{**vars(nothing), **usual, **more, **state})
+    nothing.counts = {}
     engine.targets, engine.groups, engine.recoveries = nothing, 0, 0
     engine.slow_call = lambda: ("", 0.0)
 
