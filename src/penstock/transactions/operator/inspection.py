@@ -31,6 +31,8 @@ _MIN_BUDGET_S = 0.3
 _CLOSE_BUDGET_S = 1.0
 #: Seconds to read partitions to their ends.
 _READ_BUDGET_S = 60.0
+#: The least seconds without a record after which a read fails: a wait for an open transaction may have used all others.
+_MIN_SILENCE_S = 2.0
 
 
 class Inspection:
@@ -113,7 +115,7 @@ class Inspection:
         if all(begins[place] >= end for place, end in ends.items()):
             return
         reader = self.ask(lambda limit_s: self.reader("read_committed", limit_s), *(topic for topic, _ in starts))
-        silence_s = max(_MIN_BUDGET_S, self._left_s)
+        silence_s = max(_MIN_SILENCE_S, self._left_s)
         try:
             for records in reader.read(begins, ends, limit_s=_READ_BUDGET_S, silence_s=silence_s):
                 yield from records
