@@ -166,7 +166,7 @@ def test_a_topic_that_is_deleted_keeps_its_place_and_one_created_again_is_read_f
     turned = lenient.latestOffset(before, ReadAllAvailable())
     after = lenient.latestOffset(turned, ReadAllAvailable())
 
-    assert (turned, after) == ({topic: {"0": 0}}, {topic: {"0": 30}})
+    assert (turned, after) == ({topic: {"0": -2}}, {topic: {"0": 30}})
     assert ranges(lenient.partitions(turned, after)) == [OffsetRange(topic, 0, 0, 30)]
     again = r":0 was read up to offset 20, but the topic was deleted and created again"
     assert again.replace("\\", "") in caplog.text

@@ -156,7 +156,7 @@ class QueryProgress:
         position, latest = Offsets(), Offsets()
         for source in report.sources:
             if ends := reported_offsets(source.endOffset):
-                position |= ends
+                position |= {part: max(0, offset) for part, offset in ends.items()}
                 latest |= reported_offsets(source.latestOffset)
         if not position:
             return self.statistics

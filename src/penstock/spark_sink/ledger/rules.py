@@ -147,7 +147,7 @@ class Batch:
         target: the sink's target, as errors name it.
         batch_id: Spark's number of the batch.
         query_id: Spark's id of its query; None if unknown.
-        planned: for each partition the first offset, and the one after the last; empty if the plan is unknown.
+        planned: for each partition the first offset, and the one after the last (-2: recreated); empty if unknown.
         reset: the command that changes the ledger on purpose, without its arguments.
     """
 
@@ -189,7 +189,7 @@ class Batch:
                 # A partition that was added to a topic belongs to the same topic as the others.
                 own = {topic_id for topic, topic_id in ids if topic == part[0]}
                 changed[part] = replace(batch, topic_id=own.pop() if len(own) == 1 else None)
-            elif rule is Rule.RECREATED:
+            elif rule is Rule.RECREATED or (rule is Rule.NEXT and part[0] in recreated):
                 changed[part] = batch
             elif batch.end > held.end or (rule is Rule.NEXT and held.start is None):
                 changed[part] = replace(batch, topic_id=held.topic_id)
@@ -210,7 +210,7 @@ class Batch:
 
     def _plan(self, part: TopicPartition, span: Span | None) -> LedgerEntry:
         start, end = self.planned.get(part, (None, 0 if span is None else span.last + 1))
-        return LedgerEntry(end, start, None, self.query_id, self.batch_id)
+        return LedgerEntry(max(0, end), start, None, self.query_id, self.batch_id)
 
     def _accepted(self, part: TopicPartition, ledger: Mapping[TopicPartition, LedgerEntry], batch: LedgerEntry) -> Rule:
         """Return the rule of a partition, or raise `SinkError` if it refuses the batch."""

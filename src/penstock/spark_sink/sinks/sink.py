@@ -264,6 +264,6 @@ def merged(sources: list[tuple[str, str]]) -> Planned:
     for start_json, end_json in sources:
         start, end = reported_offsets(start_json), reported_offsets(end_json)
         # The source reads a new partition from its beginning.
-        plans.append({part: (start.get(part, 0), until) for part, until in end.items()})
+        plans.append({part: (max(0, start.get(part, 0)), until) for part, until in end.items()})
     planned = ChainMap(*plans).items()
     return {part: ends for part, ends in planned if all(plan.get(part, ends) == ends for plan in plans)}

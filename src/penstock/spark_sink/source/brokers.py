@@ -28,7 +28,7 @@ from penstock.clients.rights import MissingRightError, Operation, principal_of, 
 from penstock.clients.topics import FIRST, LAST, ask_offsets, described, id_of, may_only_be_seen, require_seen
 from penstock.errors import BrokerConnectionError, ConfigurationError, SourceError, TopicNotFoundError
 from penstock.spark_sink.source.options import SourceOptions
-from penstock.spark_sink.source.plan import Log, Offsets, TopicPartition, place
+from penstock.spark_sink.source.plan import EARLIEST, Log, Offsets, TopicPartition, place
 
 _log = rationed("penstock.spark_sink")
 
@@ -188,7 +188,7 @@ class GoneTopics:
         self.reported: set[str] = set()
 
     def fixed(self, begun: Offsets, view: View) -> Offsets:
-        """Return the query's fixed positions: its last position in partitions without a log, 0 in recreated topics.
+        """Return the query's fixed positions: its last one in partitions without a log, EARLIEST in recreated topics.
 
         A topic that has another id under the same name is read from its beginning. Each loss is reported once, and
         raises as `report_gone` if it ends the query.
@@ -206,7 +206,7 @@ class GoneTopics:
                 if topic not in self.reported:
                     report_gone(self._options, part, read, view)
             if is_another or (part not in view.logs and topic in self._options.topics):
-                fixed[part] = 0 if is_another else offset
+                fixed[part] = EARLIEST if is_another else offset
         self._ids |= view.ids
         self.reported = gone
         return fixed

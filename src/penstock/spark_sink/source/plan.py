@@ -117,7 +117,7 @@ def reported_offsets(given: Any) -> Offsets:
         offsets = from_json((json.loads(given) if isinstance(given, str) else given) or {})
     except (MessageFormatError, ValueError):
         return {}
-    return offsets if min(offsets.values(), default=0) >= 0 else {}  # negative ones are codes, no positions
+    return {} if LATEST in offsets.values() else offsets  # it is a code, no position
 
 
 def limited(start: Mapping[TopicPartition, int], latest: Offsets, limit: int) -> Offsets:

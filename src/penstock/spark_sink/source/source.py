@@ -156,11 +156,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: Mapping[str, Any], limit: ReadLimit) -> dict[str, dict[str, int]]:  # noqa: N802 - Spark's name
         """Return the end of the next batch, within the limit, including new partitions."""
-        begun = from_json(start)
+        begun = {part: max(0, offset) for part, offset in from_json(start).items()}
         view = self._look(begun)
         if self._target is None:
             self._stalled.watch(self._logs)
-        # A deleted topic keeps its position. A recreated one goes back to 0 in an empty batch; the next begins there.
+        # A deleted topic keeps its position. A recreated one goes back in an empty batch, also from 0, for the ledgers.
         latest = self._gone.fixed(begun, view)
         for part, log in self._logs.items():
             if part in latest:
@@ -185,8 +185,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[InputPartition]:
         """Cut a batch into tasks."""
-        begun, ends = from_json(start), from_json(end)
-        ends = {part: offset for part, offset in ends.items() if offset > begun.get(part, 0)}
+        begun = {part: max(0, offset) for part, offset in from_json(start).items()}
+        ends = {part: offset for part, offset in from_json(end).items() if offset > begun.get(part, 0)}
         # A batch that is repeated after a restart was planned earlier. Its logs may have been cut or deleted since.
         if any(part not in self._logs or offset > self._logs[part].end for part, offset in ends.items()):
             view = self._look(ends)
