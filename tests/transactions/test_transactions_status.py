@@ -248,15 +248,15 @@ def test_what_stands_behind_an_open_transaction_is_waited_for_and_then_left_out(
     writer.produce(bench.topics.done, b"of nobody", partition=0)
     assert writer.flush(30) == 0
 
-    def found() -> list[Found]:
+    def looks() -> list[list[Found]]:
         # The broker of a busy machine may be silent for the rest of a second.
         with suppress(BrokerConnectionError), Inspection(bench.servers, {}, bench.topics, 1.0) as reads:
-            return found_in(read_partitions(reads), ())
+            return [found_in(read_partitions(reads), ())]
         return []
 
-    found_first = wait_until(found)
+    [found] = wait_until(looks)
 
-    assert [it.shown.transaction_id for it in found_first] == [sent.transaction_id]
+    assert [it.shown.transaction_id for it in found] == [sent.transaction_id]
     writer.abort_transaction(30)
 
 
