@@ -122,6 +122,27 @@ def test_a_shard_with_a_locked_row_does_not_block_the_other_shards(
     assert Counter(sql_bench.seen()) == Counter(b"%d" % number for number in range(20))
 
 
+def test_leases_are_renewed_between_shards_that_fail(sql_bench: SqlBench) -> None:
+    sql_bench.shards = 4
+    store, tried = sql_bench.sql_store, list[int]()
+    coordinator = ShardCoordinator(store, CoordinatorOptions())
+    coordinator._clients = mock.Mock()
+    coordinator._shards = shards = store.open_shards(coordinator._terms, lambda: None)
+    coordinator._relays[2] = mock.Mock(engine=mock.Mock(groups=0, recoveries=0))
+
+    def fail(_: object, number: int) -> bool:
+        tried.append(number)
+        # Until the lock was refused, the time of a renewal came, and shard 2 went to another coordinator.
+        shards._renew_at = 0.0
+        sql_bench.database.execute("UPDATE penstock_shard SET owner = 'other', lease_until = 1e12 WHERE number = 2")
+        raise sa.exc.OperationalError("", {}, Exception("locked"))
+
+    with mock.patch.object(coordinator, "_publish", fail), mock.patch.object(coordinator, "_count"):
+        assert not coordinator._work(shards)
+    assert (tried, sorted(shards.owned), coordinator._relays) == ([0, 1, 3], [0, 1, 3], {})
+    shards.close()
+
+
 @pytest.mark.parametrize(
     ("database", "where"),
     [

@@ -124,16 +124,16 @@ class ShardCoordinator(StoreCoordinator):
     def _work(self, shards: StoreShards) -> bool:
         """Do all that needs no waiting; return whether something was published or settled."""
         self._left.require_few()
-        shards.renew()
-        for number in [number for number in self._relays if number not in shards.owned]:
-            self._drop(number)
+        self._renew(shards)
         self._clients.targets.look_now_and_then(time.monotonic())
         self._attempt("checks", partial(self._check, shards))
         busy = False
         for number in sorted(shards.owned):
             if self._stopping.is_set():
                 break
-            busy |= bool(self._attempt(f"shard {number}", partial(self._publish, shards, number)))
+            # A renewal after a part that failed may show that a shard is lost.
+            if number in shards.owned:
+                busy |= bool(self._attempt(f"shard {number}", partial(self._publish, shards, number)))
         if time.monotonic() >= self._trim_at:
             self._trim_at = time.monotonic() + _TRIM_INTERVAL_S
             for relay in self._relays.values():
@@ -155,7 +155,15 @@ class ShardCoordinator(StoreCoordinator):
             now = time.monotonic()
             self._retry_at[part] = now + max(_RETRY_DELAY_S, now - began)
             self._ration.warn(part, "%s: %s failed: %s; trying again", self._label, part, cause_of(error))
+            # All parts of a round may take longer than the leases last.
+            self._renew(self._shards)
             return None
+
+    def _renew(self, shards: StoreShards) -> None:
+        """Renew the leases if they are due, and drop the relays of lost shards."""
+        shards.renew()
+        for number in [number for number in self._relays if number not in shards.owned]:
+            self._drop(number)
 
     def _check(self, shards: StoreShards) -> None:
         """Send due checks; hand transactions with exhausted checks to the discard policy."""
