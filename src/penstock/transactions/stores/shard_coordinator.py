@@ -38,6 +38,8 @@ _log = logging.getLogger("penstock.transactions")
 _TRIM_INTERVAL_S = 5.0
 #: Seconds to wait after a transient error of the store.
 _RETRY_DELAY_S = 0.5
+#: Least seconds between two rounds while a part waits for its next try, if nothing wakes the thread.
+_RETRY_POLL_S = 0.1
 
 
 def _log_failure(error: TransactionError | None) -> None:
@@ -118,6 +120,9 @@ class ShardCoordinator(StoreCoordinator):
         else:
             relays = list(self._relays.values())
             wait_s = shards.wait_s(takes_more=any(relay.is_ready for relay in relays), busy=busy)
+            if not busy and max(self._retry_at.values(), default=0.0) > time.monotonic():
+                # What is due now may be what waits.
+                wait_s = max(wait_s, _RETRY_POLL_S)
             self._wake.wait(min([wait_s, *(relay.wait_s() for relay in relays)]))
             self._wake.clear()
 
