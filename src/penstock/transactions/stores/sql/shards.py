@@ -185,8 +185,8 @@ class SqlShards(StoreShards):
     def _move_astray(self) -> None:
         """Move transactions into shards that exist: a sender may know tables from before, which had more."""
         tx = schema.tx
-        is_astray = (tx.c.shard >= self.count) & tx.c.settled_at.is_(None)
-        # A line keeps its order. With the expression, no planner reads the whole table in this order.
+        # A line keeps its order. With the expressions, every planner looks at these shards only.
+        is_astray = (tx.c.shard >= self.count) & (sa.func.coalesce(tx.c.settled_at, 0) == 0)
         astray = sa.select(tx.c.id).where(is_astray).order_by(tx.c.seq + 0).limit(_MAX_CHECKS)
         with self._database.read() as connection:
             ids = connection.execute(astray).scalars().all()
