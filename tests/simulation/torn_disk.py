@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from penstock.transactions.stores.file.log.folder import Folder
 
@@ -37,6 +38,7 @@ class TornDisk(Folder):
     """
 
     def __init__(self, chance: random.Random, *, garble: bool = True) -> None:
+        super().__init__(Path())
         self.chance = chance
         self.garble = garble
         self.files: dict[str, Inode] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import threading
@@ -211,6 +212,19 @@ def test_a_folder_that_is_moved_keeps_its_store_and_one_that_is_deleted_ends_it(
 
     with store_of(moved) as store:
         assert [stored.transaction_id for stored in pending_in(store)] == ids
+
+
+def test_a_read_that_comes_after_the_stop_leaves_no_descriptor_open(tmp_path: Path) -> None:
+    with store_of(tmp_path) as store:
+        prepare(store, [half()])
+        opened = store.opened
+    (number,) = (number for number, _ in opened.table)
+    assert opened.load(number) is not None
+
+    del opened, store
+    gc.collect()
+    descriptors = [link for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+    assert str(tmp_path) not in [os.path.realpath(link) for link in descriptors]
 
 
 def test_a_damaged_store_is_refused_and_left_as_it_is(tmp_path: Path) -> None:

@@ -157,6 +157,10 @@ class Folder:
             with suppress(OSError):
                 os.close(descriptor)
 
+    def __del__(self) -> None:
+        # A thread that reads after `close` opens the folder again.
+        self._close_file(_DIRECTORY)
+
     def _descriptor(self, name: str) -> int:
         descriptor = self._open.get(name)
         if descriptor is None:
