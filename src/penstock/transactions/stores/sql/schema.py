@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import sqlalchemy as sa
@@ -172,7 +172,8 @@ def create(database: Database, shards: int) -> tuple[str, int]:
         # Two sessions that create the tables at once would fail.
         if database.kind == "mysql":
             lock = stack.enter_context(database.read())
-            lock.exec_driver_sql("SELECT GET_LOCK('penstock store', @@lock_wait_timeout)")
+            with suppress(sa.exc.DBAPIError):  # a Galera cluster may refuse such locks
+                lock.exec_driver_sql("SELECT GET_LOCK('penstock store', @@lock_wait_timeout)")
             # The end of its session releases it, after the commit below.
             stack.callback(lock.invalidate)
         connection = stack.enter_context(database.begin())
