@@ -27,6 +27,8 @@ from penstock.transactions.wire.ops import Author, Verdict
 
 #: The order of decisions; within a line, the order in which halves were stored. Both are numbers of one sequence.
 _ORDER = sa.case((schema.tx.c.order_key.is_(None), schema.tx.c.decided_seq), else_=schema.tx.c.seq).label("place")
+#: Most ready transactions that one query returns.
+_READY_LIMIT = sa.bindparam("limit", schema.STATEMENT_LIMIT, type_=sa.Integer)
 #: Above all numbers of the sequence.
 _NO_NUMBER = sa.literal_column(str((1 << 63) - 1), sa.BigInteger)
 
@@ -121,7 +123,7 @@ class SqlBacklog(ShardBacklog):
             self.is_lost = not connection.execute(sa.select(self._owns_shard())).scalar()
             if self.is_lost:
                 return ()
-            rows = connection.execute(self._ready.limit(min(limit, schema.STATEMENT_LIMIT))).all()
+            rows = connection.execute(self._ready, {"limit": min(limit, schema.STATEMENT_LIMIT)}).all()
             rolled_back = [row.id for row in rows if row.state == schema.ROLLBACK]
             rows = [row for row in rows if row.state != schema.ROLLBACK]
             ends = accumulate(row.size for row in rows)
@@ -224,19 +226,17 @@ class SqlBacklog(ShardBacklog):
     def _owns_shard(self) -> sa.ColumnElement[bool]:
         return sa.exists().where(self._lease.is_held)
 
-    def _select_ready(self) -> sa.CompoundSelect[Any]:
+    def _select_ready(self) -> sa.Select[Any]:
         """Return the query of the transactions that can be settled now, in their order.
 
         In a line: all from its beginning up to the first that is undecided or held. The query looks for that one once
         for each line. A search for each row would take minutes if a line has thousands.
         """
         tx, waiting = schema.tx, schema.tx.alias("waiting")
-        # At least the size that the queue counts.
-        size = sa.func.length(tx.c.halves).label("size")
         ready = sa.and_(tx.c.shard == self._lease.number, tx.c.publish_at_ms <= self._database.now_ms)
         is_in_line = tx.c.order_key.is_not(None) & (tx.c.state != schema.ROLLBACK)
         number = sa.func.row_number().over(partition_by=schema.line, order_by=tx.c.seq).label("number")
-        found = tx.c.id, tx.c.state, size, tx.c.publish_at_ms, _ORDER
+        found = tx.c.id, _ORDER
         row = sa.select(*found, *schema.line, number).where(ready, is_in_line).subquery("numbered").c
         first_waiting = sa.select(sa.func.coalesce(sa.func.min(waiting.c.seq), _NO_NUMBER)).where(
             waiting.c.order_key == row.order_key,
@@ -253,10 +253,14 @@ class SqlBacklog(ShardBacklog):
         line = row.shard, row.producer_group, row.order_key
         end = sa.func.first_value(row.line_end).over(partition_by=line, order_by=row.place).label("end")
         row = sa.select(*row, end).subquery("in_line").c
-        return sa.union_all(
-            sa.select(*found).where(ready, ~is_in_line),
-            sa.select(row.id, row.state, row.size, row.publish_at_ms, row.place).where(row.place < row.end),
-        ).order_by("place")
+        both = sa.union_all(
+            sa.select(*found).where(ready, ~is_in_line), sa.select(row.id, row.place).where(row.place < row.end)
+        )
+        first = both.order_by("place").limit(_READY_LIMIT).subquery("first_ready")
+        # At least the size that the queue counts. For these rows alone: MariaDB reads a whole value to get its length.
+        size = sa.func.length(tx.c.halves).label("size")
+        found_first = sa.select(tx.c.id, tx.c.state, tx.c.publish_at_ms, size)
+        return found_first.join_from(first, tx, tx.c.id == first.c.id).order_by(first.c.place)
 
     @staticmethod
     def _decided(connection: sa.Connection, some: sa.ColumnElement[bool]) -> list[Pending]:
