@@ -46,6 +46,9 @@ def running() -> Iterator[str]:
             command.append(f"--basedir={root / 'usr'}")
         if os.getuid() == 0:
             command.append("--user=root")
+        # A start deletes temporary tables in its folder, so that of another server must be another one.
+        (folder / "tmp").mkdir()
+        command.append(f"--tmpdir={folder / 'tmp'}")
         _make_data(command, folder / "data", root, environment)
         (folder / "users.sql").write_text(_USERS, encoding="utf-8")
         command += ["--bind-address=127.0.0.1", f"--socket={folder}/socket", f"--pid-file={folder}/pid"]

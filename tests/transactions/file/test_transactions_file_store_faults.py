@@ -175,27 +175,6 @@ def test_a_coordinator_whose_process_has_no_descriptors_looks_now_and_then(
     settled(coordinator, committed=2)
 
 
-def test_a_coordinator_whose_process_has_no_descriptors_looks_now_and_then(
-    bench: FileBench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(journals, "_PAYLOAD_BYTES", 0)
-    coordinator = bench.coordinator(**NO_CHECKS)
-    bench.send(COMMIT, bench.half(b"1"))
-    settled(coordinator, committed=1)
-
-    with monkeypatch.context() as patch:
-        reading, rounds = mock.Mock(side_effect=OSError(24, "Too many open files")), mock.Mock(return_value=None)
-        patch.setattr(Folder, "read", reading)
-        bench.send(COMMIT, bench.half(b"2"))
-        wait_until(lambda: reading.called)
-        patch.setattr(FileShard, "renew", rounds)
-        begun = reading.call_count
-        wait_until(lambda: reading.call_count > begun + 1)
-    assert rounds.call_count < 1_000
-
-    settled(coordinator, committed=2)
-
-
 def test_a_folder_that_is_moved_keeps_its_store_and_one_that_is_deleted_ends_it(tmp_path: Path) -> None:
     moved, path = tmp_path / "moved", tmp_path / "store"
     with store_of(path) as store:
