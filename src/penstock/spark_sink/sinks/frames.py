@@ -87,7 +87,7 @@ def not_utf8(column: pa.Array | pa.ChunkedArray) -> list[int]:
         column.validate(full=True)
     except pa.ArrowInvalid:
         # Not slices: of nested values, those outside of the slice would be checked too.
-        return [at for at in range(len(column)) if len(column) == 1 or not_utf8(column.take(pa.array([at])))]
+        return [at for at, value in enumerate(column) if len(column) == 1 or not_utf8(pa.repeat(value, 1))]
     return []
 
 
