@@ -188,7 +188,7 @@ class StagingTask:
                 total = grouped[f"{number}_sum"].cast(column.type)
             except pa.ArrowInvalid:  # the sum has too many digits: the database adds the rows, or refuses one
                 return rows
-            if "NaN" not in self.settings.database.unknown and not pc.all(pc.is_finite(total)).as_py():
+            if "NaN" not in self.settings.database.unknown and not pc.all(pc.is_finite(total), min_count=0).as_py():
                 return rows  # PostgreSQL adds infinities too, and refuses a row whose sum becomes infinite
             kept = kept.set_column(index, column, total)
         return kept
