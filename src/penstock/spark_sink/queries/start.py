@@ -11,6 +11,7 @@ import json
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Unpack
 
 from pyspark.sql import DataFrame, SparkSession
@@ -81,8 +82,8 @@ def beginning(
 ) -> tuple[dict[str, str], Mapping[TopicPartition, LedgerEntry]]:
     """Return the source's options with the beginning of a query: the ledger's offsets, otherwise those of its options.
 
-    Also returns entries for partitions that the ledger does not know. Once they are written, the next start begins
-    there, too, even if nothing was stored in between.
+    Also returns entries that the ledger lacks, or has of a topic with another id. Once they are written, the next start
+    begins there, too, even if nothing was stored in between.
 
     Args:
         spec: the sink. A start in its options overrides its `starting_offsets`.
@@ -94,9 +95,7 @@ def beginning(
         DataLossError: the checkpoint is of a topic that was created again since.
         BrokerConnectionError, MissingRightError, TopicNotFoundError: as their names say.
     """
-    given = {_STARTING: spec.starting_offsets} | {
-        option.lower(): value for option, value in (spec.options or {}).items()
-    }
+    given = {_STARTING: spec.starting_offsets} | {name.lower(): value for name, value in (spec.options or {}).items()}
     as_given = {**of_source, **given}
     sink = with_ledger(spec.function)
     options = SourceOptions.parse(as_given).for_stream()
@@ -116,8 +115,8 @@ def beginning(
                 "set failOnDataLoss to false to go on regardless"
             )
         _log.warning("%s%s", what, "" if progress else "; it is read from its beginning")
-    if progress:
-        return as_given, {}
+    if progress:  # it goes on regardless: its entries get the new topic's id
+        return as_given, {part: replace(ledger[part], topic_id=new[part].topic_id) for part in new if part in ledger}
     if ledger:
         _log.info("the query %s begins where its sink's ledger says, unless it has a checkpoint", spec.name)
     # A partition that was added to a known topic, and a topic that was created again, are read from the beginning, as
