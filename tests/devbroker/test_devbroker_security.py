@@ -89,7 +89,7 @@ def test_a_broker_without_users_or_rights_says_so() -> None:
 def test_rights_and_users_that_are_none_are_refused(secured: DevBroker) -> None:
     with pytest.raises(ConfigurationError, match="an operation must be one of"):
         secured.allow("orders", "reed", topic="x")
-    with pytest.raises(ConfigurationError, match="an operation on something"):
+    with pytest.raises(ConfigurationError, match="a permission needs an operation and a resource"):
         secured.allow("orders", "read")
     with pytest.raises(ConfigurationError, match="must be letters"):
         secured.user("or,ders")
