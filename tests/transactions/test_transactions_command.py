@@ -177,7 +177,7 @@ def test_a_discarded_transaction_comes_back_once_with_a_fresh_count(bench: Bench
 
     assert "checks exhausted" in row_of(listed, result.transaction_id)
     assert result.transaction_id not in afterwards.out
-    assert "1 more were brought back since; see them with --all" in afterwards.out
+    assert "1 more were brought back; see them with --all" in afterwards.out
     assert "checks exhausted; brought back by " in row_of(all_of_them, result.transaction_id)
     assert "reason      checks exhausted\n  check count 2\n" in shown.out
     assert (resumed.code, second.code) == (0, 1)
