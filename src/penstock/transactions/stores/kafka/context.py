@@ -23,8 +23,7 @@ class CoordinatorContext:
     """Shared by the parts of one coordinator. Each value is thread-safe by itself; no part replaces a value.
 
     Attributes:
-        topics: the store's topics. The coordinator sets them at its start, before it makes its parts. Later its thread
-            changes the partition count of the discarded topic alone.
+        topics: the store's topics. The coordinator sets them at its start, before it makes its parts.
         counts: the counts since the start.
         clock: the broker's time, learnt from records and marks.
         ration: rate-limited warnings, for causes that bad input or brokers could repeat without end.

@@ -11,7 +11,6 @@ import logging
 import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 
 from confluent_kafka import KafkaException, Message, TopicPartition
@@ -178,7 +177,7 @@ class KafkaCoordinator(StoreCoordinator):
             if any(batch.moves for batch in batches.values()):
                 positions = log_positions(topics, batches, own_ids())
             else:  # a trial moves no positions; this one is never read, but has the broker refuse a zombie
-                positions = [TopicPartition(*context.topics.trial_place(number), 0) for number in batches]
+                positions = [TopicPartition(*topics.trial_place(number), 0) for number in batches]
             return Proof(topics.coordinators, membership.group_metadata(), positions)
 
         self._engine = Engine(
@@ -221,7 +220,6 @@ class KafkaCoordinator(StoreCoordinator):
         now = time.monotonic()
         self._upkeep.look(owned, now)
         engine.targets.look_now_and_then(now)
-        self._follow_discarded(engine.targets.counts)
         for partition in owned.values():
             self._checks.run(partition, now)
         # Its Kafka transaction must have ended: this coordinator is also the next owner, and does not fence itself.
@@ -229,13 +227,6 @@ class KafkaCoordinator(StoreCoordinator):
             self._membership.give_up(number)
         engine.begin(now)
         self._update_status(now)
-
-    def _follow_discarded(self, counts: Mapping[str, int]) -> None:
-        """Take the partition count of the topic of discarded messages, which may be made again with fewer."""
-        context = self._context
-        count = counts.get(context.topics.discarded, context.topics.discarded_partitions)
-        if count != context.topics.discarded_partitions:
-            context.topics = replace(context.topics, discarded_partitions=count)
 
     def _count(self, now: float) -> None:
         counts, recovering = self._context.counts, self._membership.recoveries.slow_call(now)

@@ -138,7 +138,7 @@ class RecoveryReader:
         logs = [(topic, p) for p in partitions for topic in self._names.values()]
         # This shows an open trial, which the broker may have accepted before the group's generation changed, and which
         # may still write to the done log.
-        trials = {self._context.topics.trial_place(p) for p in partitions}
+        trials = {self._topics.trial_place(p) for p in partitions}
         places = [TopicPartition(*place) for place in (*logs, *trials)]
         begun = time.monotonic()
         wait_until = begun + _PREDECESSOR_GRACE_S
